@@ -1,0 +1,1 @@
+"""The recogniser: features, encoder, attention, decoder and online search. Knows no sockets and no training loop."""

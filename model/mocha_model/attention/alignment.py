@@ -1,0 +1,74 @@
+"""Expected alignments for training: alpha (monotonic) and beta (chunkwise), one output step at a time.
+
+Plain functions on [B, T] tensors, so that anyone can check them against the papers' definitions.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mocha_model.attention.scan import linear_recurrence
+
+
+def monotonic_alignment(
+    p_choose: Tensor, previous: Tensor, mode: Literal["parallel", "recursive"] = "parallel"
+) -> Tensor:
+    """alpha_i from p_i and alpha_{i-1} (Raffel 2017, eq. 9; Chiu & Raffel 2018, eq. 11 with q = alpha / p).
+
+    Args:
+        p_choose: [B, T] selection probabilities of this output step; 0 at padding.
+        previous: [B, T] alignment of the output step before; one-hot at 0 for the first.
+        mode: "parallel" takes log2(T) passes, "recursive" follows the definition frame by frame. Same values.
+
+    Returns:
+        [B, T], each row a distribution that lacks the mass of "nothing selected".
+    """
+    stay = pad(1 - p_choose[..., :-1], (1, 0))  # 1 - p_{j-1}
+    if mode == "parallel":
+        return p_choose * linear_recurrence(stay, previous)
+    if mode != "recursive":
+        raise ValueError(f"mode is 'parallel' or 'recursive', not {mode!r}")
+    q, columns = torch.zeros_like(previous[..., 0]), []
+    for j in range(p_choose.shape[-1]):
+        q = stay[..., j] * q + previous[..., j]  # q_j = (1 - p_{j-1}) q_{j-1} + alpha_{i-1,j}
+        columns.append(p_choose[..., j] * q)
+    return torch.stack(columns, dim=-1)
+
+
+def simplified_alignment(p_choose: Tensor) -> Tensor:
+    """alpha without alpha_{i-1}: ``p_j prod_{l<j} (1 - p_l)`` (sMoChA, MTA); [B, T] -> [B, T]."""
+    first = torch.zeros_like(p_choose)
+    first[..., 0] = 1.0
+    return monotonic_alignment(p_choose, first)
+
+
+def moving_sum(x: Tensor, back: int, forward: int) -> Tensor:
+    """``y_n = sum_{m = n - back + 1}^{n + forward - 1} x_m`` (Chiu & Raffel 2018, eq. 18), zeros outside; [..., T]."""
+    length = x.shape[-1]
+    padded = pad(x, (back - 1, forward - 1))
+    return torch.stack([padded[..., k : k + length] for k in range(back + forward - 1)]).sum(0)
+
+
+def chunkwise_alignment(monotonic: Tensor, chunk_energies: Tensor, chunk_width: int) -> Tensor:
+    """beta_i from alpha_i and the chunk energies u_i (Chiu & Raffel 2018, eq. 19; the definition is eq. 17).
+
+    Args:
+        monotonic: [B, T] alpha of this output step.
+        chunk_energies: [B, T] u, any finite values; padding may hold anything where alpha is 0 from there on.
+        chunk_width: w >= 1 frames.
+
+    Returns:
+        [B, T] with the same sum as alpha.
+    """
+    if chunk_width < 1:
+        raise ValueError("chunk_width is at least 1")
+    if chunk_width == 1:
+        return monotonic
+    length = monotonic.shape[-1]
+    # Windows of u ending at k, softmax inside each: stable for any energies, where one maximum a row is not.
+    windows = pad(chunk_energies, (chunk_width - 1, 0), value=-torch.inf).unfold(-1, chunk_width, 1)  # [B, T, w]
+    weighted = windows.softmax(dim=-1) * monotonic[..., None]
+    parts = [pad(weighted[..., k], (0, chunk_width - 1 - k))[..., chunk_width - 1 - k :] for k in range(chunk_width)]
+    return torch.stack(parts).sum(0)[..., :length]

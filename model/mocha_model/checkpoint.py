@@ -1,0 +1,77 @@
+"""One .safetensors file: weights, configuration, vocabulary, normalisation and provenance. Never pickle."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from mocha_model.config import ModelConfig
+from mocha_model.model import SpeechModel
+from mocha_model.tokenizer import Tokenizer
+
+FORMAT = "mocha-asr/1"
+BUNDLED = Path(__file__).parent / "checkpoints" / "default.safetensors"
+
+
+class CheckpointError(ValueError):
+    """A file that is not a usable checkpoint; the message says why and names the file."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model in evaluation mode with everything needed to use it."""
+
+    model: SpeechModel
+    config: ModelConfig
+    tokenizer: Tokenizer
+    provenance: dict[str, Any]
+
+
+def save_checkpoint(path: str | Path, model: SpeechModel, tokenizer: Tokenizer, provenance: dict[str, Any]) -> None:
+    """Write `model` (weights in the dtype they have) with its vocabulary and a JSON-able `provenance`; atomically."""
+    metadata = {
+        "format": FORMAT,
+        "config": model.config.model_dump_json(),
+        "vocabulary": json.dumps(tokenizer.symbols, ensure_ascii=False),
+        "provenance": json.dumps(provenance, ensure_ascii=False),
+    }
+    target = Path(path)
+    partial = target.with_name(target.name + ".partial")
+    save_file({name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}, partial, metadata)
+    partial.replace(target)
+
+
+def load_checkpoint(path: str | Path | None = None, device: str = "cpu") -> Checkpoint:
+    """Read a checkpoint (the bundled one if `path` is None) onto `device`, weights as float32.
+
+    Raises:
+        CheckpointError: the file is missing, truncated, of another kind, or its parts do not fit together.
+    """
+    path = BUNDLED if path is None else Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such checkpoint file")
+    try:
+        with safe_open(path, framework="pt", device=device) as file:
+            metadata = file.metadata() or {}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: not a readable safetensors file, perhaps truncated ({error})") from error
+    if metadata.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: not a {FORMAT} checkpoint (its format says {metadata.get('format')!r})")
+    try:
+        config = ModelConfig.model_validate_json(metadata["config"])
+        tokenizer = Tokenizer(json.loads(metadata["vocabulary"]))
+        provenance = json.loads(metadata["provenance"])
+        if tokenizer.vocab_size != config.vocab_size:
+            raise ValueError(f"{tokenizer.vocab_size} symbols for a model of {config.vocab_size}")
+        model = SpeechModel(config)
+        weights = {name: t.float() if t.is_floating_point() else t for name, t in weights.items()}
+        model.load_state_dict(weights)
+    except (KeyError, ValidationError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: its parts do not fit together ({error})") from error
+    return Checkpoint(model.to(torch.device(device)).eval(), config, tokenizer, provenance)

@@ -1,0 +1,192 @@
+"""The encoder: strided convolutions, ConvLSTM, convolution, LSTM stack with projections. Unidirectional and causal.
+
+Raffel 2017, D.1.2 and Chiu & Raffel 2018, A.1. Every layer keeps the step/state contract of `streaming`; whole
+utterances, training batches and live streams go through the same `step`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from mocha_model.config import EncoderConfig
+from mocha_model.streaming import SlidingWindow, WindowState, is_uniform, valid_mask, where_rows
+
+KERNEL = 3  # of every convolution, in time and in frequency
+
+
+class MaskedBatchNorm(nn.BatchNorm1d):
+    """Batch normalisation of [B, T, C, ...] whose training statistics leave padding out."""
+
+    def forward(self, x: Tensor, num_valid: Tensor | None = None) -> Tensor:
+        """Normalise each channel C; `num_valid` [B] says how much of each row is real (all of it if None)."""
+        if not self.training or num_valid is None or is_uniform(num_valid, x.shape[1]):
+            return super().forward(x.flatten(0, 1)).view_as(x)
+        mask = valid_mask(num_valid, x.shape[1])
+        y = torch.zeros_like(x)
+        y[mask] = super().forward(x[mask]).to(y.dtype)
+        return y
+
+
+class CausalConv(nn.Module):
+    """3 x 3 convolution over (time, frequency) that sees the present and two past frames; batch norm, ReLU."""
+
+    def __init__(self, in_channels: int, out_channels: int, in_bins: int, stride: int) -> None:
+        super().__init__()
+        self.in_shape = (in_channels, in_bins)
+        self.out_bins = (in_bins + stride - 1) // stride
+        self.framing = SlidingWindow(KERNEL, stride)
+        self.conv = nn.Conv2d(in_channels, out_channels, KERNEL, stride=stride, padding=(0, 1), bias=False)
+        self.norm = MaskedBatchNorm(out_channels)
+
+    def init_state(self, batch_size: int) -> WindowState:
+        """Two frames of zeros before the first."""
+        return self.framing.init_state(batch_size, self.in_shape, KERNEL - 1, self.conv.weight)
+
+    def step(self, x: Tensor, num_valid: Tensor, state: WindowState) -> tuple[Tensor, Tensor, WindowState]:
+        """[B, T, C, F] -> [B, T / stride, C', F / stride]."""
+        left, num_out, state = self.framing.step(x, num_valid, state)
+        longest = int(num_out.max()) if len(num_out) else 0
+        if longest == 0:
+            return x.new_zeros(x.shape[0], 0, self.conv.out_channels, self.out_bins), num_out, state
+        needed = left[:, : (longest - 1) * self.framing.hop + KERNEL]
+        y = self.conv(needed.transpose(1, 2)).transpose(1, 2)
+        return self.norm(y, num_out).relu(), num_out, state
+
+    def forward(self, x: Tensor, num_valid: Tensor) -> tuple[Tensor, Tensor]:
+        """A whole batch from the start."""
+        y, num_out, _ = self.step(x, num_valid, self.init_state(x.shape[0]))
+        return y, num_out
+
+
+@dataclass(frozen=True)
+class RecurrentState:
+    """Output and cell of a recurrent layer, each [B, ...]."""
+
+    hidden: Tensor
+    cell: Tensor
+
+
+class ConvLSTM(nn.Module):
+    """LSTM over time whose transitions are 1 x 3 convolutions over frequency (Shi et al. 2015); batch norm, ReLU."""
+
+    def __init__(self, channels: int, bins: int) -> None:
+        super().__init__()
+        self.shape = (channels, bins)
+        self.input_conv = nn.Conv2d(channels, 4 * channels, (1, KERNEL), padding=(0, 1))
+        self.hidden_conv = nn.Conv1d(channels, 4 * channels, KERNEL, padding=1, bias=False)
+        self.norm = MaskedBatchNorm(channels)
+
+    def init_state(self, batch_size: int) -> RecurrentState:
+        """Zeros [B, C, F]."""
+        zeros = self.hidden_conv.weight.new_zeros(batch_size, *self.shape)
+        return RecurrentState(zeros, zeros.clone())
+
+    def step(self, x: Tensor, num_valid: Tensor, state: RecurrentState) -> tuple[Tensor, Tensor, RecurrentState]:
+        """[B, T, C, F] -> the same shape."""
+        if x.shape[1] == 0:
+            return x, num_valid, state
+        from_input = self.input_conv(x.transpose(1, 2)).transpose(1, 2)  # [B, T, 4C, F]
+        uniform, outputs = is_uniform(num_valid, x.shape[1]), []
+        for t in range(x.shape[1]):
+            i, f, g, o = (from_input[:, t] + self.hidden_conv(state.hidden)).chunk(4, dim=1)
+            cell = f.sigmoid() * state.cell + i.sigmoid() * g.tanh()
+            new = RecurrentState(o.sigmoid() * cell.tanh(), cell)
+            outputs.append(new.hidden)
+            state = new if uniform else where_rows(num_valid > t, new, state)
+        return self.norm(torch.stack(outputs, dim=1), num_valid).relu(), num_valid, state
+
+    def forward(self, x: Tensor, num_valid: Tensor) -> tuple[Tensor, Tensor]:
+        """A whole batch from the start."""
+        y, num_out, _ = self.step(x, num_valid, self.init_state(x.shape[0]))
+        return y, num_out
+
+
+class ProjectedLSTM(nn.Module):
+    """LSTM, dense layer, batch norm, ReLU, dropout."""
+
+    def __init__(self, in_size: int, lstm_size: int, out_size: int, dropout: float) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(in_size, lstm_size, batch_first=True)
+        self.projection = nn.Linear(lstm_size, out_size, bias=False)
+        self.norm = MaskedBatchNorm(out_size)
+        self.dropout = nn.Dropout(dropout)
+
+    def init_state(self, batch_size: int) -> RecurrentState:
+        """Zeros [B, S]."""
+        zeros = self.projection.weight.new_zeros(batch_size, self.lstm.hidden_size)
+        return RecurrentState(zeros, zeros.clone())
+
+    def step(self, x: Tensor, num_valid: Tensor, state: RecurrentState) -> tuple[Tensor, Tensor, RecurrentState]:
+        """[B, T, I] -> [B, T, O]."""
+        if x.shape[1] == 0:
+            return x.new_zeros(x.shape[0], 0, self.projection.out_features), num_valid, state
+        before = (state.hidden[None], state.cell[None])
+        if is_uniform(num_valid, x.shape[1]):
+            y, (hidden, cell) = self.lstm(x, before)
+            return self._project(y, num_valid), num_valid, RecurrentState(hidden[0], cell[0])
+        lengths = num_valid.clamp(min=1).cpu()  # a packed row has at least one item; empty rows are put back below
+        packed, (hidden, cell) = self.lstm(
+            pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False), before
+        )
+        y, _ = pad_packed_sequence(packed, batch_first=True, total_length=x.shape[1])
+        after = where_rows(num_valid > 0, RecurrentState(hidden[0], cell[0]), state)
+        return self._project(y, num_valid), num_valid, after
+
+    def forward(self, x: Tensor, num_valid: Tensor) -> tuple[Tensor, Tensor]:
+        """A whole batch from the start. Padding is on the right, so only the (unneeded) state would see it."""
+        return self._project(self.lstm(x)[0], num_valid), num_valid
+
+    def _project(self, y: Tensor, num_valid: Tensor) -> Tensor:
+        projected: Tensor = self.dropout(self.norm(self.projection(y), num_valid).relu())
+        return projected
+
+
+class Encoder(nn.Module):
+    """Features [B, F, num_features] to memory [B, T, D], T = F / subsampling."""
+
+    def __init__(self, num_features: int, num_maps: int, config: EncoderConfig) -> None:
+        """`num_maps` feature maps (1, or 3 with deltas) share the `num_features` values of a frame."""
+        super().__init__()
+        self.num_maps, self.output_size = num_maps, config.projection_size
+        channels, bins = num_maps, num_features // num_maps
+        grid: list[nn.Module] = []
+        for out_channels in config.conv_channels:
+            conv = CausalConv(channels, out_channels, bins, stride=2)
+            grid.append(conv)
+            channels, bins = out_channels, conv.out_bins
+        grid += [ConvLSTM(channels, bins) for _ in range(config.num_conv_lstm_layers)]
+        if config.num_conv_lstm_layers:
+            grid.append(CausalConv(channels, channels, bins, stride=1))
+        self.grid = nn.ModuleList(grid)
+        size, stack = channels * bins, []
+        for lstm_size in config.lstm_sizes:
+            stack.append(ProjectedLSTM(size, lstm_size, config.projection_size, config.dropout))
+            size = config.projection_size
+        self.stack = nn.ModuleList(stack)
+
+    def init_state(self, batch_size: int) -> tuple[Any, ...]:
+        """The states of all layers, in order."""
+        return tuple(layer.init_state(batch_size) for layer in (*self.grid, *self.stack))  # type: ignore[operator]
+
+    def step(self, x: Tensor, num_valid: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
+        """[B, F, num_features] -> [B, T, D]."""
+        x, new_state = x.unflatten(2, (self.num_maps, -1)), []
+        for layer, layer_state in zip((*self.grid, *self.stack), state, strict=True):
+            if layer is self.stack[0]:
+                x = x.flatten(2)
+            x, num_valid, layer_state = layer.step(x, num_valid, layer_state)
+            new_state.append(layer_state)
+        return x, num_valid, tuple(new_state)
+
+    def forward(self, x: Tensor, num_valid: Tensor) -> tuple[Tensor, Tensor]:
+        """Whole utterances; equals `step` from the initial state (and is tested to)."""
+        x = x.unflatten(2, (self.num_maps, -1))
+        for layer in self.grid:
+            x, num_valid = layer(x, num_valid)
+        x = x.flatten(2)
+        for layer in self.stack:
+            x, num_valid = layer(x, num_valid)
+        return x * valid_mask(num_valid, x.shape[1])[..., None], num_valid

@@ -1,0 +1,114 @@
+"""Samples to log-mel frames, normalised with the checkpoint's statistics. Causal: no centring, no look-ahead.
+
+Knows nothing of the encoder. Statistics are fixed numbers, never those of the utterance at hand.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torchaudio
+from torch import Tensor, nn
+
+from mocha_model.config import FeatureConfig
+from mocha_model.streaming import SlidingWindow, WindowState, valid_mask
+
+
+@dataclass(frozen=True)
+class FeatureState:
+    """Samples not yet framed, and the last frames for the differences."""
+
+    samples: WindowState
+    frames: Tensor  # [B, 2, num_mels]
+    num_seen: Tensor  # [B] int64, frames so far, counted up to 2
+
+
+class LogMel(nn.Module):
+    """Natural logarithm of mel-band power of Hann windows, optionally with causal first and second differences."""
+
+    mean: Tensor
+    std: Tensor
+    window: Tensor
+    mel: Tensor
+
+    def __init__(self, config: FeatureConfig) -> None:
+        super().__init__()
+        if config.hop_samples > config.window_samples:
+            raise ValueError("hop_samples must not exceed window_samples: samples would be lost")
+        self.config = config
+        self.framing = SlidingWindow(config.window_samples, config.hop_samples)
+        mel = torchaudio.functional.melscale_fbanks(
+            config.num_fft // 2 + 1,
+            config.lowest_hz,
+            config.highest_hz,
+            config.num_mels,
+            config.sample_rate,
+            norm=None,
+            mel_scale="htk",
+        )
+        self.register_buffer("mel", mel, persistent=False)
+        self.register_buffer("window", torch.hann_window(config.window_samples, periodic=False), persistent=False)
+        self.register_buffer("mean", torch.zeros(config.num_mels))
+        self.register_buffer("std", torch.ones(config.num_mels))
+
+    def set_normalization(self, mean: Tensor, std: Tensor) -> None:
+        """Fix the statistics: `mean` and `std` [num_mels] of unnormalised log-mel values over training data."""
+        self.mean.copy_(mean)
+        self.std.copy_(std.clamp(min=1e-3))
+
+    def init_state(self, batch_size: int) -> FeatureState:
+        """State of streams that have heard nothing."""
+        samples = self.framing.init_state(batch_size, (), 0, self.mean)
+        frames = self.mean.new_zeros(batch_size, 2, self.config.num_mels)
+        return FeatureState(samples, frames, torch.zeros(batch_size, dtype=torch.int64, device=self.mean.device))
+
+    def step(self, x: Tensor, num_valid: Tensor, state: FeatureState) -> tuple[Tensor, Tensor, FeatureState]:
+        """Samples `x` [B, N] float32 in [-1, 1] to normalised frames [B, F, num_features]."""
+        left, num_frames, samples = self.framing.step(x, num_valid, state.samples)
+        longest = int(num_frames.max()) if len(num_frames) else 0
+        frames = (self._log_mel(left, longest) - self.mean) / self.std
+        if not self.config.deltas:
+            return frames, num_frames, FeatureState(samples, state.frames, state.num_seen)
+        frames, kept, num_seen = self._with_deltas(frames, num_frames, state)
+        return frames, num_frames, FeatureState(samples, kept, num_seen)
+
+    def forward(self, samples: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        """Whole utterances [B, N] with their flush tail -> (frames [B, F, num_features], num_frames [B])."""
+        padded, num_padded = self._with_tail(samples, num_samples)
+        frames, num_frames, _ = self.step(padded, num_padded, self.init_state(samples.shape[0]))
+        return frames * valid_mask(num_frames, frames.shape[1])[..., None], num_frames
+
+    def raw(self, samples: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        """Unnormalised log-mel values [B, F, num_mels] and their number [B], without the tail: for statistics."""
+        _, num_frames, _ = self.framing.step(samples, num_samples, self.init_state(samples.shape[0]).samples)
+        return self._log_mel(samples, int(num_frames.max())), num_frames
+
+    def _with_tail(self, samples: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        samples = samples * valid_mask(num_samples, samples.shape[1])
+        return nn.functional.pad(samples, (0, self.config.tail_samples)), num_samples + self.config.tail_samples
+
+    def _log_mel(self, samples: Tensor, num_frames: int) -> Tensor:
+        """Frames [B, num_frames, num_mels] of samples that start at the first window."""
+        if num_frames == 0:
+            return self.mean.new_zeros(samples.shape[0], 0, self.config.num_mels)
+        windows = samples.unfold(1, self.config.window_samples, self.config.hop_samples)[:, :num_frames]
+        spectrum = torch.fft.rfft(windows * self.window, n=self.config.num_fft)
+        power = spectrum.real.square() + spectrum.imag.square()
+        return (power @ self.mel + self.config.floor).log()
+
+    def _with_deltas(self, frames: Tensor, num_frames: Tensor, state: FeatureState) -> tuple[Tensor, Tensor, Tensor]:
+        """Append x_t - x_{t-1} and its difference; before the start of the stream frames repeat the first one."""
+        history = state.frames
+        if frames.shape[1]:
+            first = frames[:, :1]
+            place = torch.arange(2, device=frames.device)  # history[k] is real if at least 2 - k frames were seen
+            real = (2 - place)[None] <= state.num_seen[:, None]
+            oldest_real = torch.where(real.any(1)[:, None, None], history[:, 1:], first)
+            history = torch.where(real[..., None], history, oldest_real)
+        joined = torch.cat([history, frames], dim=1)
+        first_difference = joined[:, 1:] - joined[:, :-1]
+        second_difference = first_difference[:, 1:] - first_difference[:, :-1]
+        ends = num_frames[:, None] + torch.arange(2, device=frames.device)
+        kept = joined.gather(1, ends[..., None].expand(-1, -1, joined.shape[2]))
+        kept = torch.where((num_frames > 0)[:, None, None], kept, state.frames)
+        num_seen = (state.num_seen + num_frames).clamp(max=2)
+        return torch.cat([frames, first_difference[:, 1:], second_difference], dim=2), kept, num_seen

@@ -1,0 +1,43 @@
+"""The whole network: features, encoder, CTC head, decoder. Used as it is by training, evaluation and serving."""
+
+from torch import Tensor, nn
+
+from mocha_model.config import ModelConfig
+from mocha_model.decoder import Decoder, TeacherForced
+from mocha_model.encoder import Encoder
+from mocha_model.features import LogMel
+from mocha_model.streaming import valid_mask
+
+
+class SpeechModel(nn.Module):
+    """A MoChA recogniser of the sizes in `config`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.features = LogMel(config.features)
+        num_maps = 3 if config.features.deltas else 1
+        self.encoder = Encoder(config.features.num_features, num_maps, config.encoder)
+        self.ctc = nn.Linear(self.encoder.output_size, config.vocab_size)
+        self.decoder = Decoder(config)
+
+    def encode(self, frames: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised features [B, F, num_features] to memory [B, T, D] and its lengths [B]."""
+        memory, num_memory = self.encoder(frames, num_frames)
+        return memory, num_memory
+
+    def ctc_log_probs(self, memory: Tensor) -> Tensor:
+        """Log-probabilities [B, T, V] float32 of the CTC head; blank is id 0."""
+        return self.ctc(memory).float().log_softmax(dim=-1)
+
+    def teacher_forced(
+        self, memory: Tensor, num_memory: Tensor, tokens: Tensor, num_tokens: Tensor, noise_std: float = 0.0
+    ) -> TeacherForced:
+        """Run the decoder over reference `tokens` [B, U] (eos at the end, 0 padding; `num_tokens` [B] counts eos)."""
+        keys = self.decoder.attention.prepare(memory, valid_mask(num_memory, memory.shape[1]))
+        return self.decoder.teacher_forced(keys, tokens[:, : int(num_tokens.max())], noise_std)
+
+    @property
+    def num_parameters(self) -> int:
+        """Trainable numbers."""
+        return sum(p.numel() for p in self.parameters())
