@@ -1,0 +1,154 @@
+"""Samples in, characters out: features, encoder and search behind `init_state`, `step` and `flush`.
+
+Owns no audio and no sockets; the caller keeps the state. Use one instance from one thread at a time.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mocha_model.checkpoint import load_checkpoint
+from mocha_model.features import FeatureState
+from mocha_model.model import SpeechModel
+from mocha_model.search import GreedySearch, SearchState, Symbol
+from mocha_model.streaming import gather_rows, scatter_rows, where_rows
+from mocha_model.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class RecognizerState:
+    """All a stream needs to go on; batch-first, constant size, gathered and scattered by `streaming`."""
+
+    features: FeatureState
+    encoder: tuple[Any, ...]
+    search: SearchState
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """One emitted character, or the end of a segment. Never taken back.
+
+    Attributes:
+        text: the character, "" for the end of a segment.
+        frame: encoder frame t_i it was emitted at, counted from the start of the stream.
+        p: selection probability at that frame; 0.0 where none fired (flush, trailing silence).
+        end_of_segment: whether this closes the segment.
+        chunk: softmax weights over frames ``frame - w + 1 ... frame``.
+    """
+
+    text: str
+    frame: int
+    p: float
+    end_of_segment: bool
+    chunk: tuple[float, ...]
+
+
+class Recognizer:
+    """A trained model as a batched, stateful streaming decoder."""
+
+    def __init__(self, model: SpeechModel, tokenizer: Tokenizer, provenance: dict[str, Any] | None = None) -> None:
+        self.model, self.tokenizer, self.provenance = model.eval(), tokenizer, provenance or {}
+        self.config = model.config
+        self._search = GreedySearch(model.decoder, model.config.decoder, tokenizer.encode(" ")[0])
+
+    @classmethod
+    def load(cls, path: str | Path | None = None, device: str = "cpu") -> "Recognizer":
+        """From a checkpoint file, or the bundled one; raises `CheckpointError`."""
+        checkpoint = load_checkpoint(path, device)
+        return cls(checkpoint.model, checkpoint.tokenizer, checkpoint.provenance)
+
+    @property
+    def name(self) -> str:
+        """What the checkpoint calls itself."""
+        return str(self.provenance.get("name", "mocha-asr"))
+
+    @property
+    def sample_rate(self) -> int:
+        """Hz of the samples that `step` takes."""
+        return self.config.features.sample_rate
+
+    @property
+    def frame_samples(self) -> int:
+        """Samples from one encoder frame to the next."""
+        return self.config.frame_samples
+
+    @property
+    def latency_samples(self) -> int:
+        """How far a frame's analysis window reaches beyond the frame's own start: all the look-ahead there is."""
+        return self.config.features.window_samples
+
+    @property
+    def chunk_width(self) -> int:
+        """w, frames that each character attends to."""
+        return self.config.attention.chunk_width
+
+    def frame_time_samples(self, frame: int) -> int:
+        """Samples since the start of the stream when the audio of encoder frame `frame` is complete."""
+        return frame * self.frame_samples + self.latency_samples
+
+    def init_state(self, batch_size: int) -> RecognizerState:
+        """State of `batch_size` streams that have heard nothing."""
+        return RecognizerState(
+            self.model.features.init_state(batch_size),
+            self.model.encoder.init_state(batch_size),
+            self._search.init_state(batch_size),
+        )
+
+    @torch.inference_mode()
+    def step(
+        self, samples: Tensor, num_valid: Tensor, state: RecognizerState
+    ) -> tuple[list[list[Emission]], RecognizerState]:
+        """Hear more audio.
+
+        Args:
+            samples: [B, N] float32 in [-1, 1] at `sample_rate`, N >= 0; anything may stand in the padding.
+            num_valid: [B] int64, real samples of each row.
+            state: what `init_state`, `step` or `flush` returned.
+
+        Returns:
+            Emissions of each row in order, and the new state; rows with ``num_valid == 0`` come back bit-identical.
+        """
+        frames, num_frames, features = self.model.features.step(samples, num_valid, state.features)
+        memory, num_memory, encoder = self.model.encoder.step(frames, num_frames, state.encoder)
+        voiced = self.model.ctc(memory).argmax(dim=2) != self.tokenizer.blank_id
+        symbols, search = self._search.step(memory, voiced, num_memory, state.search)
+        return self._emissions(symbols, len(num_valid)), RecognizerState(features, encoder, search)
+
+    @torch.inference_mode()
+    def flush(self, state: RecognizerState, rows: Tensor) -> tuple[list[list[Emission]], RecognizerState]:
+        """End the audio of `rows` [B] bool: the silent tail, the zero context, and a fresh state for those rows."""
+        tail = torch.zeros(len(rows), self.config.features.tail_samples, device=rows.device)
+        emissions, state = self.step(tail, rows.long() * tail.shape[1], state)
+        symbols, search = self._search.flush(rows, state.search)
+        for row, more in enumerate(self._emissions(symbols, len(rows))):
+            emissions[row] += more
+        fresh = self.init_state(len(rows))
+        return emissions, RecognizerState(
+            where_rows(rows, fresh.features, state.features), where_rows(rows, fresh.encoder, state.encoder), search
+        )
+
+    def transcribe(self, samples: Tensor) -> list[Emission]:
+        """All emissions of one utterance [N]: one step, then flush."""
+        state = self.init_state(1)
+        found, state = self.step(samples[None], torch.tensor([len(samples)]), state)
+        rest, _ = self.flush(state, torch.tensor([True]))
+        return found[0] + rest[0]
+
+    def _emissions(self, symbols: list[Symbol], batch_size: int) -> list[list[Emission]]:
+        rows: list[list[Emission]] = [[] for _ in range(batch_size)]
+        for s in symbols:
+            ends = s.token == self.tokenizer.eos_id
+            rows[s.row].append(Emission(self.tokenizer.symbol(s.token), s.frame, s.p, ends, s.weights))
+        return rows
+
+
+def text_of(emissions: list[Emission]) -> str:
+    """The transcript: characters in order, one space between segments."""
+    segments = "".join("\n" if e.end_of_segment else e.text for e in emissions).split("\n")
+    return " ".join(segment.strip() for segment in segments if segment.strip())
+
+
+__all__ = ["Emission", "Recognizer", "RecognizerState", "gather_rows", "scatter_rows", "text_of"]

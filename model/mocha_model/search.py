@@ -1,0 +1,237 @@
+"""Greedy search over the online attention process, batched over streams.
+
+Chiu & Raffel 2018, algorithm 1: per row a pointer, the decoder state and the last symbol. Each turn of the loop emits
+one symbol for every row whose attention fires in the frames on hand; rows that do not fire have inspected all of them,
+so only the last w - 1 frames are kept. Segments end here too, frame by frame, so that chunking cannot move them.
+Knows nothing of samples or text.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mocha_model.config import DecoderConfig
+from mocha_model.decoder import Decoder
+from mocha_model.encoder import RecurrentState
+from mocha_model.streaming import gather_rows, scatter_rows, take_ends
+from mocha_model.tokenizer import Tokenizer
+
+WINDOW_FRAMES = 32  # frames looked at together; bounds the cost of a turn on long inputs, changes no result
+
+
+@dataclass(frozen=True)
+class SearchState:
+    """A stream between steps; constant size.
+
+    Attributes:
+        decoder: s_{i-1}, [B, S] each.
+        token: [B] int64, y_{i-1}.
+        keys, values: [B, w-1, 2d] and [B, w-1, D], the newest frames.
+        num_frames: [B] int64, frames so far.
+        last_emission: [B] int64, frame of the newest symbol, -1 before any.
+        repeats: [B] int64, symbols emitted at that frame.
+        last_voiced: [B] int64, newest frame where the CTC head hears a character, -1 before any.
+        open: [B] bool, whether the segment has a character.
+    """
+
+    decoder: RecurrentState
+    token: Tensor
+    keys: Tensor
+    values: Tensor
+    num_frames: Tensor
+    last_emission: Tensor
+    repeats: Tensor
+    last_voiced: Tensor
+    open: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """One event of a row: a symbol chosen at `frame` with probability `p` and chunk weights, or the segment's end."""
+
+    row: int
+    token: int
+    frame: int
+    p: float
+    weights: tuple[float, ...]
+
+
+class GreedySearch:
+    """The online process over a `Decoder`."""
+
+    def __init__(self, decoder: Decoder, config: DecoderConfig, space_id: int) -> None:
+        self.decoder, self.attention, self.space_id = decoder, decoder.attention, space_id
+        self.config = config
+        self.width, self.size = decoder.attention.chunk_width, decoder.attention.config.size
+
+    def init_state(self, batch_size: int) -> SearchState:
+        """Streams that have heard nothing."""
+        like = self.decoder.output.weight
+        count = torch.zeros(batch_size, dtype=torch.int64, device=like.device)
+        return SearchState(
+            decoder=self.decoder.init_state(batch_size),
+            token=count + Tokenizer.sos_id,
+            keys=like.new_zeros(batch_size, self.width - 1, 2 * self.size),
+            values=like.new_zeros(batch_size, self.width - 1, self.attention.memory_projection.in_features),
+            num_frames=count,
+            last_emission=count - 1,
+            repeats=count.clone(),
+            last_voiced=count - 1,
+            open=count > 0,
+        )
+
+    def step(
+        self, memory: Tensor, voiced: Tensor, num_valid: Tensor, state: SearchState
+    ) -> tuple[list[Symbol], SearchState]:
+        """Inspect new frames.
+
+        Args:
+            memory: [B, T, D] encoder output.
+            voiced: [B, T] bool, where the CTC head hears a character.
+            num_valid: [B] int64 real frames of each row.
+
+        Returns:
+            Symbols in the order of emission within each row, and the new state.
+        """
+        symbols: list[Symbol] = []
+        for start in range(0, memory.shape[1], WINDOW_FRAMES):
+            part = slice(start, start + WINDOW_FRAMES)
+            valid = (num_valid - start).clamp(0, min(WINDOW_FRAMES, memory.shape[1] - start))
+            found, state = self._window(memory[:, part], voiced[:, part], valid, state)
+            symbols += found
+        return symbols, state
+
+    def _window(
+        self, memory: Tensor, voiced: Tensor, num_valid: Tensor, state: SearchState
+    ) -> tuple[list[Symbol], SearchState]:
+        keys = torch.cat([state.keys, self.attention.memory_projection(memory)], dim=1)
+        values = torch.cat([state.values, memory], dim=1)
+        place = torch.arange(memory.shape[1], device=memory.device)
+        frames = state.num_frames[:, None] + place  # [B, T] absolute
+        real = place < num_valid[:, None]
+        heard = torch.where(voiced & real, frames, -1)
+        last_voiced = torch.maximum(heard.cummax(dim=1).values, state.last_voiced[:, None])
+        turn = _Turn(keys, values, last_voiced, num_valid, state, self)
+        symbols: list[Symbol] = []
+        rows = num_valid.nonzero()[:, 0]
+        pointer = torch.zeros_like(num_valid)  # relative; everything before this window has been inspected
+        while len(rows):
+            rows = turn.run(rows, pointer, symbols)
+        kept = self.width - 1
+        return symbols, replace(
+            turn.state,
+            keys=take_ends(keys, kept + num_valid, kept),
+            values=take_ends(values, kept + num_valid, kept),
+            num_frames=state.num_frames + num_valid,
+            last_voiced=torch.where(num_valid > 0, last_voiced[:, -1], state.last_voiced),
+        )
+
+    def flush(self, rows: Tensor, state: SearchState) -> tuple[list[Symbol], SearchState]:
+        """End the audio of `rows` [B] bool: the zero context until end-of-sequence, then a fresh state."""
+        symbols: list[Symbol] = []
+        active = (rows & state.open).nonzero()[:, 0]
+        part = gather_rows(state, active)
+        context = part.values.new_zeros(len(active), self.attention.memory_projection.in_features)
+        decoder, token = part.decoder, part.token
+        going = [True] * len(active)
+        names, last = active.tolist(), (part.num_frames - 1).tolist()
+        nothing = (0.0,) * self.width
+        for _ in range(self.config.max_emissions_at_end if len(active) else 0):
+            decoder = self.decoder.step(token, context, decoder)
+            previous, token = token.tolist(), self.choose(decoder.hidden, context)
+            for k, chosen in enumerate(token.tolist()):
+                going[k] = going[k] and chosen != Tokenizer.eos_id
+                if going[k] and not chosen == previous[k] == self.space_id:
+                    symbols.append(Symbol(names[k], chosen, last[k], 0.0, nothing))
+            if not any(going):
+                break
+        symbols += [Symbol(row, Tokenizer.eos_id, frame, 0.0, nothing) for row, frame in zip(names, last, strict=True)]
+        index = rows.nonzero()[:, 0]
+        new = gather_rows(state, torch.arange(len(rows), device=rows.device))
+        scatter_rows(new, index, self.init_state(len(index)))
+        return symbols, new
+
+    def choose(self, hidden: Tensor, context: Tensor) -> Tensor:
+        """The best symbol of each row [R], never blank, start or unknown."""
+        logits = self.decoder.logits(hidden, context)
+        logits[:, [Tokenizer.blank_id, Tokenizer.sos_id, Tokenizer.unk_id]] = -torch.inf
+        return logits.argmax(dim=1)
+
+
+class _Turn:
+    """The loop over one window of frames: everything that changes from symbol to symbol."""
+
+    def __init__(
+        self, keys: Tensor, values: Tensor, last_voiced: Tensor, num_valid: Tensor, state: SearchState, search: GreedySearch
+    ) -> None:
+        self.keys, self.values, self.last_voiced, self.num_valid = keys, values, last_voiced, num_valid
+        self.search, self.config = search, search.config
+        copied = gather_rows(state, torch.arange(len(num_valid), device=num_valid.device))
+        self.state = copied  # ours: changed in place below
+        self.offset = state.num_frames
+
+    def run(self, rows: Tensor, pointer: Tensor, symbols: list[Symbol]) -> Tensor:
+        """One turn for `rows` [R]; moves `pointer` [B] in place and returns the rows that go on."""
+        search, width = self.search, self.search.width
+        state = gather_rows(self.state, rows)
+        keys = self.keys.index_select(0, rows)
+        e, u = search.attention.energies(state.decoder.hidden, keys)
+        p = e[:, width - 1 :].sigmoid()
+        place = torch.arange(p.shape[1], device=p.device)
+        ahead = (place >= pointer[rows, None]) & (place < self.num_valid[rows, None])
+        frames = self.offset[rows, None] + place
+        quiet = frames - torch.maximum(self.last_voiced[rows], state.last_emission[:, None])
+        ends = ahead & (quiet >= self.config.endpoint_frames) & state.open[:, None]
+        fires = ahead & (p >= 0.5)  # algorithm 1, line 7
+        first = (fires | ends).int().argmax(dim=1)
+        stops = (fires | ends).any(dim=1)
+        row = torch.arange(len(rows), device=p.device)
+        cut = stops & ends[row, first]
+        if cut.any():
+            self._end_segments(rows[cut], first[cut], pointer, symbols)
+        emit = (stops & ~cut).nonzero()[:, 0]
+        if len(emit):
+            self._emit(rows[emit], first[emit], p[emit, first[emit]], u[emit], gather_rows(state, emit), pointer, symbols)
+        return rows[stops]
+
+    def _end_segments(self, rows: Tensor, first: Tensor, pointer: Tensor, symbols: list[Symbol]) -> None:
+        """Trailing silence: the segment ends before frame `first`, which a fresh decoder then inspects."""
+        frames = self.offset[rows] + first
+        pointer[rows] = first
+        for row, frame in zip(rows.tolist(), frames.tolist(), strict=True):
+            symbols.append(Symbol(row, Tokenizer.eos_id, frame, 0.0, (0.0,) * self.search.width))
+        self._renew(rows)
+
+    def _emit(
+        self, rows: Tensor, first: Tensor, p: Tensor, u: Tensor, state: SearchState, pointer: Tensor, symbols: list[Symbol]
+    ) -> None:
+        """Attend over the chunk that ends at `first`, step the decoder, choose a symbol (lines 8-22)."""
+        search, width = self.search, self.search.width
+        window = first[:, None] + torch.arange(width, device=first.device)  # in the joined axis: j - w + 1 ... j
+        frames = self.offset[rows] + first
+        valid = frames[:, None] - (width - 1) + torch.arange(width, device=first.device) >= 0
+        values = self.values[rows[:, None], window]
+        context, weights = search.attention.attend_chunk(u.gather(1, window), values, valid)
+        decoder = search.decoder.step(state.token, context, state.decoder)
+        token = search.choose(decoder.hidden, context)
+        ended = token == Tokenizer.eos_id
+        shown = ~ended & ~((token == search.space_id) & ((state.token == search.space_id) | ~state.open))
+        repeats = torch.where(frames == state.last_emission, state.repeats, 0) + 1
+        move_on = ended | (repeats >= self.config.max_emissions_per_frame)
+        pointer[rows] = first + move_on.long()  # inclusive: the next symbol may choose the same frame
+        into = self.state
+        scatter_rows(into.decoder, rows, decoder)
+        into.token[rows], into.last_emission[rows], into.repeats[rows] = token, frames, repeats
+        into.open[rows] = state.open | shown
+        tell = shown | (ended & state.open)
+        found = zip(rows.tolist(), token.tolist(), frames.tolist(), p.tolist(), weights.tolist(), tell.tolist(), strict=True)
+        symbols += [Symbol(r, t, f, q, tuple(w)) for r, t, f, q, w, told in found if told]
+        if ended.any():
+            self._renew(rows[ended])
+
+    def _renew(self, rows: Tensor) -> None:
+        """A fresh decoder for the next segment; the stream's own clock and memory go on."""
+        scatter_rows(self.state.decoder, rows, self.search.decoder.init_state(len(rows)))
+        self.state.token[rows] = Tokenizer.sos_id
+        self.state.open[rows] = False
