@@ -18,15 +18,16 @@ KERNEL = 3  # of every convolution, in time and in frequency
 
 
 class MaskedBatchNorm(nn.BatchNorm1d):
-    """Batch normalisation of [B, T, C, ...] whose training statistics leave padding out."""
+    """Batch normalisation of [B, T, ..., C] whose training statistics leave padding out."""
 
-    def forward(self, x: Tensor, num_valid: Tensor | None = None) -> Tensor:
-        """Normalise each channel C; `num_valid` [B] says how much of each row is real (all of it if None)."""
-        if not self.training or num_valid is None or is_uniform(num_valid, x.shape[1]):
-            return super().forward(x.flatten(0, 1)).view_as(x)
+    def forward(self, x: Tensor, num_valid: Tensor) -> Tensor:
+        """Normalise each channel C; `num_valid` [B] says how much of each row is real."""
+        if not self.training or is_uniform(num_valid, x.shape[1]):
+            return super().forward(x.flatten(0, -2)).view_as(x)
         mask = valid_mask(num_valid, x.shape[1])
+        real = x[mask]
         y = torch.zeros_like(x)
-        y[mask] = super().forward(x[mask]).to(y.dtype)
+        y[mask] = super().forward(real.flatten(0, -2)).view_as(real).to(y.dtype)
         return y
 
 
@@ -35,7 +36,7 @@ class CausalConv(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, in_bins: int, stride: int) -> None:
         super().__init__()
-        self.in_shape = (in_channels, in_bins)
+        self.in_shape = (in_bins, in_channels)
         self.out_bins = (in_bins + stride - 1) // stride
         self.framing = SlidingWindow(KERNEL, stride)
         self.conv = nn.Conv2d(in_channels, out_channels, KERNEL, stride=stride, padding=(0, 1), bias=False)
@@ -46,13 +47,13 @@ class CausalConv(nn.Module):
         return self.framing.init_state(batch_size, self.in_shape, KERNEL - 1, self.conv.weight)
 
     def step(self, x: Tensor, num_valid: Tensor, state: WindowState) -> tuple[Tensor, Tensor, WindowState]:
-        """[B, T, C, F] -> [B, T / stride, C', F / stride]."""
+        """[B, T, F, C] -> [B, T / stride, F / stride, C']."""
         left, num_out, state = self.framing.step(x, num_valid, state)
         longest = int(num_out.max()) if len(num_out) else 0
         if longest == 0:
-            return x.new_zeros(x.shape[0], 0, self.conv.out_channels, self.out_bins), num_out, state
+            return x.new_zeros(x.shape[0], 0, self.out_bins, self.conv.out_channels), num_out, state
         needed = left[:, : (longest - 1) * self.framing.hop + KERNEL]
-        y = self.conv(needed.transpose(1, 2)).transpose(1, 2)
+        y = self.conv(needed.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)  # channels last: neither side is copied
         return self.norm(y, num_out).relu(), num_out, state
 
     def forward(self, x: Tensor, num_valid: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,24 +75,25 @@ class ConvLSTM(nn.Module):
 
     def __init__(self, channels: int, bins: int) -> None:
         super().__init__()
-        self.shape = (channels, bins)
+        self.shape = (bins, channels)
         self.input_conv = nn.Conv2d(channels, 4 * channels, (1, KERNEL), padding=(0, 1))
         self.hidden_conv = nn.Conv1d(channels, 4 * channels, KERNEL, padding=1, bias=False)
         self.norm = MaskedBatchNorm(channels)
 
     def init_state(self, batch_size: int) -> RecurrentState:
-        """Zeros [B, C, F]."""
+        """Zeros [B, F, C]."""
         zeros = self.hidden_conv.weight.new_zeros(batch_size, *self.shape)
         return RecurrentState(zeros, zeros.clone())
 
     def step(self, x: Tensor, num_valid: Tensor, state: RecurrentState) -> tuple[Tensor, Tensor, RecurrentState]:
-        """[B, T, C, F] -> the same shape."""
+        """[B, T, F, C] -> the same shape."""
         if x.shape[1] == 0:
             return x, num_valid, state
-        from_input = self.input_conv(x.transpose(1, 2)).transpose(1, 2)  # [B, T, 4C, F]
+        from_input = self.input_conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)  # [B, T, F, 4C]
         uniform, outputs = is_uniform(num_valid, x.shape[1]), []
         for t in range(x.shape[1]):
-            i, f, g, o = (from_input[:, t] + self.hidden_conv(state.hidden)).chunk(4, dim=1)
+            from_hidden = self.hidden_conv(state.hidden.transpose(1, 2)).transpose(1, 2)
+            i, f, g, o = (from_input[:, t] + from_hidden).chunk(4, dim=2)
             cell = f.sigmoid() * state.cell + i.sigmoid() * g.tanh()
             new = RecurrentState(o.sigmoid() * cell.tanh(), cell)
             outputs.append(new.hidden)
@@ -173,7 +175,7 @@ class Encoder(nn.Module):
 
     def step(self, x: Tensor, num_valid: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
         """[B, F, num_features] -> [B, T, D]."""
-        x, new_state = x.unflatten(2, (self.num_maps, -1)), []
+        x, new_state = x.unflatten(2, (self.num_maps, -1)).transpose(2, 3), []
         for layer, layer_state in zip((*self.grid, *self.stack), state, strict=True):
             if layer is self.stack[0]:
                 x = x.flatten(2)
@@ -183,7 +185,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, num_valid: Tensor) -> tuple[Tensor, Tensor]:
         """Whole utterances; equals `step` from the initial state (and is tested to)."""
-        x = x.unflatten(2, (self.num_maps, -1))
+        x = x.unflatten(2, (self.num_maps, -1)).transpose(2, 3)
         for layer in self.grid:
             x, num_valid = layer(x, num_valid)
         x = x.flatten(2)

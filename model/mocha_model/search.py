@@ -170,13 +170,14 @@ class _Turn:
         copied = gather_rows(state, torch.arange(len(num_valid), device=num_valid.device))
         self.state = copied  # ours: changed in place below
         self.offset = state.num_frames
+        self.directions = search.attention.directions()
 
     def run(self, rows: Tensor, pointer: Tensor, symbols: list[Symbol]) -> Tensor:
         """One turn for `rows` [R]; moves `pointer` [B] in place and returns the rows that go on."""
         search, width = self.search, self.search.width
         state = gather_rows(self.state, rows)
         keys = self.keys.index_select(0, rows)
-        e, u = search.attention.energies(state.decoder.hidden, keys)
+        e, u = search.attention.energies(state.decoder.hidden, keys, self.directions)
         p = e[:, width - 1 :].sigmoid()
         place = torch.arange(p.shape[1], device=p.device)
         ahead = (place >= pointer[rows, None]) & (place < self.num_valid[rows, None])

@@ -21,11 +21,13 @@ class MochaKeys:
         keys: [B, T, 2d] ``W_h h + b`` of the monotonic energy (first d) and of the chunk energy (last d).
         values: [B, T, D] the memory itself.
         mask: [B, T] bool, true where the memory is real.
+        directions: [2d, 2], see `MochaAttention.directions`.
     """
 
     keys: Tensor
     values: Tensor
     mask: Tensor
+    directions: Tensor
 
 
 class MochaAttention(nn.Module):
@@ -48,16 +50,21 @@ class MochaAttention(nn.Module):
 
     def prepare(self, memory: Tensor, mask: Tensor) -> MochaKeys:
         """Project a memory [B, T, D] with its mask [B, T] once, for all output steps."""
-        return MochaKeys(self.memory_projection(memory), memory, mask)
+        return MochaKeys(self.memory_projection(memory), memory, mask, self.directions())
 
-    def energies(self, query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Monotonic and chunk energies e, u [B, T] float32 of decoder state `query` [B, S] over `keys` [B, T, 2d]."""
+    def directions(self) -> Tensor:
+        """``g v/|v|`` of both energies as one block-diagonal matrix [2d, 2], so that one product gives both."""
+        rows = self.direction * (self.gain / self.direction.norm(dim=1))[:, None]
+        return torch.block_diag(rows[0, :, None], rows[1, :, None])
+
+    def energies(self, query: Tensor, keys: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+        """Monotonic and chunk energies e, u [B, T] float32 of decoder state `query` [B, S] over `keys` [B, T, 2d].
+
+        `directions` is what `directions()` returned, computed once for many output steps.
+        """
         hidden = (keys + self.query_projection(query)[:, None]).tanh()
-        direction = self.direction * (self.gain / self.direction.norm(dim=1))[:, None]
-        monotonic, chunk = hidden.split(self.config.size, dim=2)
-        e = (monotonic @ direction[0].to(hidden.dtype)).float() + self.bias[0]
-        u = (chunk @ direction[1].to(hidden.dtype)).float() + self.bias[1]
-        return e, u
+        both = (hidden @ directions).float() + self.bias
+        return both[..., 0], both[..., 1]
 
     def first_alignment(self, memory: MochaKeys) -> Tensor:
         """alpha_0 [B, T]: all mass on the first entry."""
@@ -77,7 +84,7 @@ class MochaAttention(nn.Module):
         Returns:
             ``(context [B, D], alpha [B, T], beta [B, T])``, alignments in float32.
         """
-        e, u = self.energies(query, memory.keys)
+        e, u = self.energies(query, memory.keys, memory.directions)
         if noise_std:
             e = e + noise_std * torch.randn_like(e)  # eqs. 21-22
         p = e.sigmoid() * memory.mask
