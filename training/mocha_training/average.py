@@ -1,0 +1,28 @@
+"""Average the weights of several checkpoints of one run into one."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from mocha_model.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+
+
+def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
+    """Write the mean of the floating-point tensors of `paths` to `target`; the rest is taken from the last.
+
+    Raises:
+        CheckpointError: there is nothing to average, or the checkpoints are not of one configuration.
+    """
+    loaded = [load_checkpoint(path) for path in paths]
+    if not loaded or any(c.config != loaded[-1].config for c in loaded):
+        raise CheckpointError("averaging needs checkpoints of one configuration")
+    states = [c.model.state_dict() for c in loaded]
+    last = loaded[-1]
+    last.model.load_state_dict(
+        {
+            name: torch.stack([s[name] for s in states]).mean(0) if tensor.is_floating_point() else tensor
+            for name, tensor in states[-1].items()
+        }
+    )
+    save_checkpoint(target, last.model, last.tokenizer, last.provenance | {"averaged": len(loaded)})

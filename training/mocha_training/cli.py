@@ -1,0 +1,116 @@
+"""The commands `train` and `evaluate`. Reads options, builds objects, prints; everything else is elsewhere."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from mocha_model import config as model_config
+from mocha_model.checkpoint import CheckpointError, load_checkpoint
+from mocha_model.model import SpeechModel
+from mocha_model.recognizer import Recognizer
+from mocha_model.tokenizer import Tokenizer
+from mocha_training import recipes
+from mocha_training.augment import Augmenter
+from mocha_training.data import Corpus, CorpusError, load_corpus, trainable
+from mocha_training.evaluate import evaluate_corpus
+from mocha_training.trainer import Trainer
+
+console = Console(stderr=True)
+
+
+def _fail(message: object) -> typer.Exit:
+    console.print(f"[red]error:[/red] {message}")
+    return typer.Exit(1)
+
+
+def feature_statistics(model: SpeechModel, corpus: Corpus, count: int, seed: int) -> None:
+    """Set the normalisation of `model` from `count` utterances of `corpus`."""
+    chosen = np.random.default_rng(seed).permutation(len(corpus.utterances))[:count]
+    frames = [model.features.raw(torch.from_numpy(a)[None], torch.tensor([len(a)]))[0][0] for a in map(corpus.audio, chosen)]
+    everything = torch.cat(frames)
+    model.features.set_normalization(everything.mean(0), everything.std(0))
+
+
+def train(
+    out: Annotated[Path, typer.Option(help="directory of the run; resumed if it has one")],
+    data: Annotated[Path, typer.Option(envvar="MOCHA_SPEECH", help="corpus directory with train.jsonl and dev.jsonl")],
+    recipe: Annotated[str, typer.Option(help="one of: " + ", ".join(recipes.RECIPES))] = "bundled",
+    preset: Annotated[str, typer.Option(help="model sizes: small, wsj_mocha, tiny")] = "small",
+    init: Annotated[Path | None, typer.Option(help="start from the weights of this checkpoint")] = None,
+    max_minutes: Annotated[float | None, typer.Option(help="time budget, for the schedules too")] = None,
+    steps: Annotated[int | None, typer.Option(help="length of the run")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda" if torch.cuda.is_available() else "cpu",
+    dev_utterances: Annotated[int, typer.Option(help="dev utterances in evaluations during training")] = 150,
+) -> None:
+    """Train a recogniser; progress on the terminal, curves and alignment pictures in TensorBoard."""
+    try:
+        config = recipes.RECIPES[recipe]()
+        changes = {"max_minutes": max_minutes, "steps": steps}
+        config = config.model_copy(update={k: v for k, v in changes.items() if v is not None})
+        corpus = trainable(load_corpus(data / "train.jsonl"), config.min_seconds, config.max_seconds)
+        noises = load_corpus(data / "noise.jsonl") if (data / "noise.jsonl").is_file() else None
+        dev = load_corpus(data / "dev.jsonl") if (data / "dev.jsonl").is_file() else None
+        if init is None:
+            tokenizer = Tokenizer.from_texts(u.text for u in corpus.utterances)
+            torch.manual_seed(config.seed)
+            model = SpeechModel(getattr(model_config, preset)(tokenizer.vocab_size))
+            feature_statistics(model, corpus, 500, config.seed)
+        else:
+            start = load_checkpoint(init)
+            model, tokenizer = start.model, start.tokenizer
+    except (CorpusError, CheckpointError, KeyError, AttributeError) as error:
+        raise _fail(error) from error
+    if dev is not None:
+        chosen = np.random.default_rng(0).permutation(len(dev.utterances))[:dev_utterances]
+        dev = dev.subset(sorted(chosen.tolist()))
+    hours = corpus.seconds / 3600
+    console.print(f"{len(corpus.utterances)} utterances, {hours:.2f} h; {model.num_parameters / 1e6:.2f} M parameters")
+    trainer = Trainer(config, model, tokenizer, Augmenter(config.augment, corpus, noises), dev, out, device)
+    if trainer.resume():
+        console.print(f"resumed at step {trainer.step}")
+    trainer.run()
+
+
+def evaluate(
+    manifest: Annotated[Path, typer.Option(help="SPLIT.jsonl beside its shards, or a lhotse CutSet (*.jsonl.gz)")],
+    model: Annotated[Path | None, typer.Option(help="checkpoint; the bundled one if not given")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
+    limit: Annotated[int, typer.Option(help="only the first N utterances; 0 for all")] = 0,
+    hypotheses: Annotated[Path | None, typer.Option(help="write every utterance's texts to this JSON lines file")] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads; the real-time factor is per these")] = 1,
+) -> None:
+    """WER, CER, CTC branch, emission latency against a CTC forced alignment, token counts and real-time factor."""
+    torch.set_num_threads(threads)
+    try:
+        recognizer, corpus = Recognizer.load(model), load_corpus(manifest)
+    except (CorpusError, CheckpointError) as error:
+        raise _fail(error) from error
+    if limit:
+        corpus = corpus.subset(list(range(min(limit, len(corpus.utterances)))))
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("evaluating", total=len(corpus.utterances))
+        report, results = evaluate_corpus(recognizer, corpus, lambda done: bar.advance(task, done))
+    if hypotheses is not None:
+        with hypotheses.open("w", encoding="utf-8") as file:
+            for r in results:
+                row = {"key": r.key, "reference": r.reference, "hypothesis": r.hypothesis, "ctc": r.ctc}
+                file.write(json.dumps(row, ensure_ascii=False) + os.linesep)
+    if as_json:
+        sys.stdout.write(json.dumps(report) + "\n")
+        return
+    table = Table("corpus", "utterances", "WER %", "CER %", "CTC WER %", "CTC CER %", "late p50 / p90 / p99 ms")
+    for name, row in [*report["by_corpus"].items(), ("all", report)]:
+        late = " / ".join("-" if v is None else f"{v:.0f}" for v in row["emission_latency_ms"].values())
+        rates = [f"{100 * row[k]:.1f}" for k in ("wer", "cer", "ctc_wer", "ctc_cer")]
+        table.add_row(name, str(row["utterances"]), *rates, late)
+    Console().print(table)
+    Console().print(f"real-time factor {report['rtf']:.4f}, tokens per reference {report['tokens_per_reference']:.3f}")

@@ -1,0 +1,213 @@
+"""Corpora to batches: tar shards decoded once into a flat int16 cache, then length-bucketed, seeded, resumable batches.
+
+A corpus directory holds ``SPLIT.jsonl`` (key, shard, text, speaker, corpus, duration) and tar shards of ``KEY.ogg``;
+any lhotse CutSet (``*.jsonl.gz``) is read as well. Knows nothing of models.
+"""
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import av
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.progress import track
+from torch import Tensor
+
+from mocha_model.config import SAMPLE_RATE
+from mocha_model.tokenizer import Tokenizer, normalize_text
+
+Samples = NDArray[np.int16]
+
+
+class CorpusError(ValueError):
+    """A manifest, shard or recording that cannot be read; the message names it."""
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """One recording: where it lies in the cache and what was said (normalised text)."""
+
+    key: str
+    text: str
+    speaker: str
+    corpus: str
+    offset: int
+    num_samples: int
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Utterances over one flat array of int16 samples at 16 kHz (memory-mapped)."""
+
+    utterances: tuple[Utterance, ...]
+    samples: Samples
+
+    def audio(self, index: int) -> NDArray[np.float32]:
+        """Samples [N] float32 in [-1, 1] of utterance `index`."""
+        u = self.utterances[index]
+        return self.samples[u.offset : u.offset + u.num_samples].astype(np.float32) / 32768.0
+
+    def subset(self, indices: list[int]) -> "Corpus":
+        """The same samples with only some of the utterances."""
+        return Corpus(tuple(self.utterances[i] for i in indices), self.samples)
+
+    @property
+    def seconds(self) -> float:
+        """Total duration."""
+        return sum(u.num_samples for u in self.utterances) / SAMPLE_RATE
+
+
+def decode_audio(data: bytes, name: str) -> Samples:
+    """Any audio file's bytes to mono int16 at 16 kHz; raises CorpusError."""
+    try:
+        with av.open(io.BytesIO(data)) as container:
+            resampler = av.AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
+            frames = [f for frame in container.decode(audio=0) for f in resampler.resample(frame)]
+            frames += resampler.resample(None)
+    except (av.FFmpegError, IndexError) as error:
+        raise CorpusError(f"{name}: not a readable recording ({error})") from error
+    parts = [frame.to_ndarray()[0] for frame in frames]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int16)
+
+
+def cache_directory() -> Path:
+    """Where decoded corpora are kept: $MOCHA_CACHE or the user's cache directory."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mocha-asr"
+    return Path(os.environ.get("MOCHA_CACHE", default))
+
+
+def load_corpus(manifest: Path, cache: Path | None = None) -> Corpus:
+    """Read a manifest (``SPLIT.jsonl`` beside its shards, or a lhotse ``*.jsonl.gz`` CutSet), decoding it once.
+
+    Raises:
+        CorpusError: the manifest or something it names is missing or unreadable.
+    """
+    if not manifest.is_file():
+        raise CorpusError(f"{manifest}: no such manifest")
+    stat = manifest.stat()
+    name = hashlib.sha256(f"{manifest.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:16]
+    base = (cache or cache_directory()) / name
+    index, flat = base.with_suffix(".json"), base.with_suffix(".i16")
+    if not index.is_file():
+        base.parent.mkdir(parents=True, exist_ok=True)
+        source = _lhotse_recordings(manifest) if manifest.name.endswith(".jsonl.gz") else _shard_recordings(manifest)
+        rows, offset = [], 0
+        with flat.open("wb") as out:
+            for utterance, samples in source:
+                out.write(samples.tobytes())
+                rows.append(asdict(utterance) | {"offset": offset, "num_samples": len(samples)})
+                offset += len(samples)
+        index.write_text(json.dumps(rows))
+    utterances = tuple(Utterance(**row) for row in json.loads(index.read_text()))
+    if not utterances:
+        raise CorpusError(f"{manifest}: no utterances")
+    return Corpus(utterances, np.memmap(flat, dtype=np.int16, mode="r"))
+
+
+def _shard_recordings(manifest: Path) -> Iterator[tuple[Utterance, Samples]]:
+    rows = [json.loads(line) for line in manifest.read_text(encoding="utf-8").splitlines()]
+    by_shard: dict[str, dict[str, dict[str, str]]] = {}
+    for row in rows:
+        by_shard.setdefault(row["shard"], {})[row["key"]] = row
+    for shard, wanted in by_shard.items():
+        try:
+            with tarfile.open(manifest.parent / shard) as tar:
+                for member in track(tar.getmembers(), f"decoding {shard}", transient=True):
+                    key, _, suffix = member.name.rpartition(".")
+                    file = tar.extractfile(member)
+                    if key not in wanted or suffix == "json" or file is None:
+                        continue
+                    row = wanted.pop(key)
+                    text, speaker = normalize_text(row["text"] or ""), row.get("speaker") or ""
+                    yield Utterance(key, text, speaker, row["corpus"], 0, 0), decode_audio(file.read(), member.name)
+        except (OSError, tarfile.TarError) as error:
+            raise CorpusError(f"{manifest.parent / shard}: not a readable shard ({error})") from error
+        if wanted:
+            raise CorpusError(f"{manifest.parent / shard}: lacks {len(wanted)} recordings, {next(iter(wanted))} first")
+
+
+def _lhotse_recordings(manifest: Path) -> Iterator[tuple[Utterance, Samples]]:
+    from lhotse import CutSet  # heavy, and only needed for such manifests
+
+    for cut in track(list(CutSet.from_file(manifest)), f"decoding {manifest.name}", transient=True):
+        audio = cut.resample(SAMPLE_RATE).to_mono(mono_downmix=True).load_audio()[0]
+        text = normalize_text(" ".join(s.text or "" for s in cut.supervisions))
+        speaker = next((s.speaker for s in cut.supervisions if s.speaker), "")
+        samples = np.clip(audio * 32768.0, -32768, 32767).astype(np.int16)
+        yield Utterance(cut.id, text, speaker, manifest.name.removesuffix(".jsonl.gz"), 0, 0), samples
+
+
+def trainable(corpus: Corpus, min_seconds: float, max_seconds: float) -> Corpus:
+    """Leave out what cannot be learned from: no text, too short, too long, or written in digits."""
+    kept = [
+        i
+        for i, u in enumerate(corpus.utterances)
+        if u.text
+        and min_seconds <= u.num_samples / SAMPLE_RATE <= max_seconds
+        and not any(c.isdigit() for c in u.text)
+        and len(u.text) / (u.num_samples / SAMPLE_RATE) < 24
+    ]
+    return corpus.subset(kept)
+
+
+def make_batches(corpus: Corpus, max_seconds: float, seed: int, epoch: int) -> list[list[int]]:
+    """Indices of each batch of one epoch: similar lengths together, at most `max_seconds` with padding, shuffled.
+
+    Depends only on the arguments, so any batch of any epoch can be made again.
+    """
+    rng = np.random.default_rng((seed, epoch))
+    lengths = np.array([u.num_samples for u in corpus.utterances]) / SAMPLE_RATE
+    order = np.argsort(lengths * rng.uniform(0.85, 1.15, len(lengths)))
+    batches: list[list[int]] = []
+    current: list[int] = []
+    longest = 0.0
+    for i in order:
+        longest = max(longest, float(lengths[i]))
+        if current and longest * (len(current) + 1) > max_seconds:
+            batches.append(current)
+            current, longest = [], float(lengths[i])
+        current.append(int(i))
+    batches.append(current)
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded tensors of some utterances.
+
+    Attributes:
+        samples: [B, N] float32. num_samples: [B] int64.
+        tokens: [B, U] int64, ended by eos, padded with 0. num_tokens: [B] int64, eos counted.
+    """
+
+    samples: Tensor
+    num_samples: Tensor
+    tokens: Tensor
+    num_tokens: Tensor
+
+    @property
+    def seconds(self) -> float:
+        """Real audio in the batch."""
+        return float(self.num_samples.sum()) / SAMPLE_RATE
+
+    def to(self, device: torch.device) -> "Batch":
+        """A copy on `device`."""
+        return Batch(*(getattr(self, name).to(device) for name in self.__dataclass_fields__))
+
+
+def collate(audio: list[NDArray[np.float32]], texts: list[str], tokenizer: Tokenizer) -> Batch:
+    """Pad recordings and transcripts (one each) into a batch."""
+    num_samples = torch.tensor([len(a) for a in audio])
+    samples = torch.zeros(len(audio), int(num_samples.max()))
+    for row, a in zip(samples, audio, strict=True):
+        row[: len(a)] = torch.from_numpy(a)
+    ids = [torch.tensor([*tokenizer.encode(t), tokenizer.eos_id]) for t in texts]
+    tokens = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+    return Batch(samples, num_samples, tokens, torch.tensor([len(i) for i in ids]))

@@ -1,0 +1,119 @@
+"""Measures a recogniser on a corpus: WER, CER, CTC branch, emission latency, token counts, speed. No training."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jiwer
+import numpy as np
+import torch
+from rapidfuzz.distance import Levenshtein
+from torch import Tensor
+
+from mocha_model.config import SAMPLE_RATE
+from mocha_model.recognizer import Emission, Recognizer, text_of
+from mocha_training.data import Corpus, collate
+from mocha_training.losses import ctc_boundaries
+
+BATCH_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Result:
+    """One utterance: reference, what each branch read, and by how much each matched character came late (ms)."""
+
+    key: str
+    corpus: str
+    reference: str
+    hypothesis: str
+    ctc: str
+    latencies_ms: tuple[float, ...]
+
+
+def collapse(ids: Tensor, recognizer: Recognizer) -> str:
+    """Best-path CTC text of label ids [T]: repeats merged, blanks dropped."""
+    merged = torch.unique_consecutive(ids)
+    return " ".join(recognizer.tokenizer.decode(merged.tolist()).split())
+
+
+def character_latencies(
+    emissions: list[Emission], reference: str, boundaries: list[int], frame_ms: float
+) -> tuple[float, ...]:
+    """Emission frame minus CTC end frame, in ms, of the characters that hypothesis and reference share."""
+    spoken = [e for e in emissions if not e.end_of_segment]
+    hypothesis = "".join(e.text for e in spoken)
+    late = []
+    for block in Levenshtein.opcodes(hypothesis, reference):
+        if block.tag != "equal":
+            continue
+        for h, r in zip(
+            range(block.src_start, block.src_end), range(block.dest_start, block.dest_end), strict=True
+        ):
+            if reference[r] != " " and boundaries[r] >= 0:
+                late.append((spoken[h].frame - boundaries[r]) * frame_ms)
+    return tuple(late)
+
+
+@torch.inference_mode()
+def transcribe_corpus(
+    recognizer: Recognizer, corpus: Corpus, progress: Callable[[int], None] = lambda done: None
+) -> tuple[list[Result], float]:
+    """Greedy online decoding and the CTC branch of every utterance; returns results and seconds of decoding."""
+    order = sorted(range(len(corpus.utterances)), key=lambda i: corpus.utterances[i].num_samples)
+    frame_ms = 1000 * recognizer.frame_samples / recognizer.sample_rate
+    results, spent = [], 0.0
+    for start in range(0, len(order), BATCH_ROWS):
+        chosen = [corpus.utterances[i] for i in order[start : start + BATCH_ROWS]]
+        audio = [corpus.audio(i) for i in order[start : start + BATCH_ROWS]]
+        batch = collate(audio, [u.text for u in chosen], recognizer.tokenizer)
+        began = time.perf_counter()
+        found, state = recognizer.step(batch.samples, batch.num_samples, recognizer.init_state(len(chosen)))
+        rest, _ = recognizer.flush(state, torch.ones(len(chosen), dtype=torch.bool))
+        spent += time.perf_counter() - began
+        memory, num_frames = recognizer.model.encode(*recognizer.model.features(batch.samples, batch.num_samples))
+        log_probs = recognizer.model.ctc_log_probs(memory)
+        ends = ctc_boundaries(log_probs, num_frames, batch.tokens, batch.num_tokens)
+        for row, u in enumerate(chosen):
+            emissions = found[row] + rest[row]
+            ctc_text = collapse(log_probs[row, : int(num_frames[row])].argmax(1), recognizer)
+            late = character_latencies(emissions, u.text, ends[row].tolist(), frame_ms)
+            results.append(Result(u.key, u.corpus, u.text, text_of(emissions), ctc_text, late))
+        progress(len(chosen))
+    return results, spent
+
+
+def _percentiles(values: list[float]) -> dict[str, float | None]:
+    points = {"p50": 50, "p90": 90, "p99": 99}
+    return {name: float(np.percentile(values, q)) if values else None for name, q in points.items()}
+
+
+def summarize(results: list[Result]) -> dict[str, Any]:
+    """Figures over some results: error rates are ratios, latencies milliseconds."""
+    scored = [r for r in results if r.reference]
+    references = [r.reference for r in scored]
+    hypotheses, ctc = [r.hypothesis for r in scored], [r.ctc for r in scored]
+    return {
+        "utterances": len(results),
+        "wer": jiwer.wer(references, hypotheses),
+        "cer": jiwer.cer(references, hypotheses),
+        "ctc_wer": jiwer.wer(references, ctc),
+        "ctc_cer": jiwer.cer(references, ctc),
+        "tokens_per_reference": sum(map(len, hypotheses)) / max(1, sum(map(len, references))),
+        "emission_latency_ms": _percentiles([late for r in scored for late in r.latencies_ms]),
+    }
+
+
+def evaluate_corpus(
+    recognizer: Recognizer, corpus: Corpus, progress: Callable[[int], None] = lambda done: None
+) -> tuple[dict[str, Any], list[Result]]:
+    """The whole report (see `summarize`), with ``rtf`` (decoding time over audio time) and ``by_corpus``."""
+    results, spent = transcribe_corpus(recognizer, corpus, progress)
+    names = sorted({r.corpus for r in results})
+    report = summarize(results) | {
+        "rtf": spent / corpus.seconds,
+        "hours": corpus.seconds / 3600,
+        "sample_rate": SAMPLE_RATE,
+        "by_corpus": {name: summarize([r for r in results if r.corpus == name]) for name in names},
+    }
+    return report, results

@@ -1,0 +1,89 @@
+"""Training objectives over what the model returns. Plain functions on tensors; no model, no loop."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mocha_model.streaming import valid_mask
+
+
+def label_smoothed_cross_entropy(logits: Tensor, tokens: Tensor, num_tokens: Tensor, smoothing: float) -> Tensor:
+    """Mean cross-entropy per token with `smoothing` of the target mass spread evenly over the vocabulary.
+
+    `logits` [B, U, V], `tokens` [B, U] int64, `num_tokens` [B]; scalar float32.
+    """
+    flat = functional.cross_entropy(
+        logits.float().flatten(0, 1), tokens.flatten(), reduction="none", label_smoothing=smoothing
+    )
+    mask = valid_mask(num_tokens, tokens.shape[1]).flatten()
+    return (flat * mask).sum() / mask.sum()
+
+
+def localized_label_smoothing(logits: Tensor, tokens: Tensor, num_tokens: Tensor, weights: tuple[float, ...]) -> Tensor:
+    """Cross-entropy whose target gives mass to neighbouring tokens of the transcript (Chorowski & Jaitly 2017).
+
+    `weights` are for the neighbours at [-k ... -1, 1 ... k], such as (0.015, 0.035, 0.035, 0.015) in Chiu & Raffel 2018,
+    A.1; the rest of the mass stays on the token itself. Neighbours outside the transcript give theirs back to it.
+    """
+    log_probs = logits.float().log_softmax(-1)
+    mask = valid_mask(num_tokens, tokens.shape[1])
+    reach, length = len(weights) // 2, tokens.shape[1]
+    own = torch.ones_like(tokens, dtype=torch.float32)
+    loss = torch.zeros_like(own)
+    place = torch.arange(length, device=tokens.device)
+    offsets = [k for k in range(-reach, reach + 1) if k]
+    for offset, weight in zip(offsets, weights, strict=True):
+        at = (place + offset).clamp(0, length - 1)
+        inside = ((place + offset >= 0) & (place + offset < num_tokens[:, None])).float() * weight
+        loss = loss - inside * log_probs.gather(2, tokens[:, at, None])[..., 0]
+        own = own - inside
+    loss = loss - own * log_probs.gather(2, tokens[..., None])[..., 0]
+    return (loss * mask).sum() / mask.sum()
+
+
+def ctc(log_probs: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: Tensor) -> Tensor:
+    """Connectionist temporal classification per character (Graves et al. 2006); blank 0, the closing eos left out.
+
+    `log_probs` [B, T, V] float32. Utterances with too few frames for their text count as zero.
+    """
+    per_row = functional.ctc_loss(
+        log_probs.transpose(0, 1), tokens, num_frames, num_tokens - 1, blank=0, reduction="none", zero_infinity=True
+    )
+    return per_row.sum() / (num_tokens - 1).sum().clamp(min=1)
+
+
+def quantity(alpha: Tensor, num_tokens: Tensor) -> Tensor:
+    """Mean over the batch of ``|sum alpha - num_tokens|`` (eos counted); alpha [B, U, T]. Per token of the batch."""
+    mask = valid_mask(num_tokens, alpha.shape[1])
+    total = (alpha.sum(2) * mask).sum(1)
+    return (total - num_tokens).abs().sum() / num_tokens.sum()
+
+
+def boundary_latency(alpha: Tensor, boundaries: Tensor, num_tokens: Tensor) -> Tensor:
+    """CTC-ST / MinLT: ``mean_i |sum_j j alpha_ij - b_i|`` over real tokens.
+
+    `alpha` [B, U, T]; `boundaries` [B, U] int64 frames, -1 where unknown (left out); scalar, in frames.
+    """
+    place = torch.arange(alpha.shape[2], device=alpha.device, dtype=alpha.dtype)
+    expected = alpha @ place
+    mask = valid_mask(num_tokens, alpha.shape[1]) & (boundaries >= 0)
+    return ((expected - boundaries).abs() * mask).sum() / mask.sum().clamp(min=1)
+
+
+def ctc_boundaries(log_probs: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: Tensor) -> Tensor:
+    """Last frame of each token in the CTC forced alignment, [B, U] int64; -1 for eos, padding and impossible rows."""
+    from torchaudio.functional import forced_align
+
+    result = torch.full_like(tokens, -1)
+    for row in range(len(tokens)):
+        target, frames = tokens[row, : int(num_tokens[row]) - 1], int(num_frames[row])
+        repeats = int((target[1:] == target[:-1]).sum())
+        if len(target) == 0 or frames < len(target) + repeats:
+            continue
+        path, _ = forced_align(log_probs[row : row + 1, :frames].detach().cpu(), target[None].int().cpu(), blank=0)
+        labels = path[0]
+        starts = labels.ne(0) & functional.pad(labels[1:].ne(labels[:-1]), (1, 0), value=True)
+        run = functional.pad(labels[1:].ne(labels[:-1]), (0, 1), value=True) & labels.ne(0)
+        if int(starts.sum()) == len(target):
+            result[row, : len(target)] = run.nonzero()[:, 0].to(tokens.device)
+    return result

@@ -1,0 +1,22 @@
+"""Named training configurations: one typed function each."""
+
+from collections.abc import Callable
+
+from mocha_training.augment import AugmentConfig
+from mocha_training.config import TrainConfig
+
+
+def bundled() -> TrainConfig:
+    """The bundled model: CTC warm start, then CTC + MoChA with CTC-synchronous boundaries and quantity loss."""
+    return TrainConfig()
+
+
+def plain() -> TrainConfig:
+    """No augmentation and no warm start: for small experiments and tests."""
+    off = AugmentConfig(
+        speed_range=0, gain_db=0, noise_probability=0, room_probability=0, join_probability=0, freq_masks=0, time_masks=0
+    )
+    return TrainConfig(ctc_only=0.0, augment=off, bf16=False)
+
+
+RECIPES: dict[str, Callable[[], TrainConfig]] = {"bundled": bundled, "plain": plain}

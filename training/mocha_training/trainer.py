@@ -1,0 +1,231 @@
+"""The training loop: batches to losses to steps, with progress, evaluation, checkpoints and exact resume.
+
+One object owns the run; everything random is seeded by (seed, epoch, batch), so a resumed run is the same run. Knows
+nothing of command lines.
+"""
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.tensorboard import SummaryWriter
+
+from mocha_model.checkpoint import save_checkpoint
+from mocha_model.model import SpeechModel
+from mocha_model.recognizer import Recognizer
+from mocha_model.tokenizer import Tokenizer
+from mocha_training import losses, pictures
+from mocha_training.augment import Augmenter, spec_augment
+from mocha_training.config import TrainConfig
+from mocha_training.data import Batch, Corpus, collate, make_batches
+from mocha_training.evaluate import evaluate_corpus
+
+
+class EpochBatches(Dataset[Batch]):
+    """The augmented batches of one epoch from `first` on; item i depends only on (seed, epoch, first + i)."""
+
+    def __init__(self, augmenter: Augmenter, tokenizer: Tokenizer, config: TrainConfig, epoch: int, first: int) -> None:
+        self.augmenter, self.tokenizer, self.config, self.epoch, self.first = augmenter, tokenizer, config, epoch, first
+        self.batches = make_batches(augmenter.corpus, config.batch_seconds, config.seed, epoch)
+
+    def __len__(self) -> int:
+        """Batches left in the epoch."""
+        return max(0, len(self.batches) - self.first)
+
+    def __getitem__(self, index: int) -> Batch:
+        """Make batch `first + index`."""
+        at = self.first + index
+        rng = np.random.default_rng((self.config.seed, self.epoch, at))
+        pairs = [self.augmenter.utterance(i, rng) for i in self.batches[at]]
+        return collate([audio for audio, _ in pairs], [text for _, text in pairs], self.tokenizer)
+
+
+class Trainer:
+    """A run in a directory: ``last.pt`` to resume from, ``step-N.safetensors``, ``log.jsonl``, TensorBoard events."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: SpeechModel,
+        tokenizer: Tokenizer,
+        augmenter: Augmenter,
+        dev: Corpus | None,
+        directory: Path,
+        device: str = "cpu",
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.config, self.tokenizer, self.augmenter, self.dev = config, tokenizer, augmenter, dev
+        self.directory, self.device = directory, torch.device(device)
+        self.model = model.to(self.device)
+        decayed = [p for p in model.parameters() if p.dim() > 1]
+        other = [p for p in model.parameters() if p.dim() <= 1]
+        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": other, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.98))
+        self.step = self.epoch = self.batch_in_epoch = 0
+        self.elapsed_s = self.heard_s = 0.0
+        self.writer = SummaryWriter(str(directory / "tensorboard"))  # type: ignore[no-untyped-call]
+
+    @property
+    def progress(self) -> float:
+        """0 at the start, 1 at the end of the run, by steps or by the time budget, whichever is further."""
+        by_time = self.elapsed_s / (60 * self.config.max_minutes) if self.config.max_minutes else 0.0
+        return min(1.0, max(self.step / self.config.steps, by_time))
+
+    def run(self) -> None:
+        """Train to the end; the averaged model is ``final.safetensors``."""
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+        with Progress(*columns, TimeRemainingColumn()) as bar:
+            task = bar.add_task("training", total=1.0, completed=self.progress)
+            while self.progress < 1:
+                for batch in self._loader():
+                    began = time.perf_counter()
+                    figures = self.train_step(batch)
+                    self.elapsed_s += time.perf_counter() - began
+                    self._after_step(batch, figures, time.perf_counter() - began)
+                    speed = figures["x_real_time"]
+                    shown = f"step {self.step}  ctc {figures['ctc']:.2f}  ce {figures.get('ce', 0):.2f}  x{speed:.0f}"
+                    bar.update(task, completed=self.progress, description=shown)
+                    if self.progress >= 1:
+                        break
+                else:
+                    self.epoch, self.batch_in_epoch = self.epoch + 1, 0
+        self.save()
+        self.finish()
+
+    def train_step(self, batch: Batch) -> dict[str, float]:
+        """One update; returns the losses."""
+        torch.manual_seed(self.config.seed * 1_000_003 + self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate()
+        self.model.train()
+        batch = batch.to(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bf16):
+            parts = self.losses(batch)
+        loss = torch.stack([weight * value for weight, value in parts.values()]).sum()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        if torch.isfinite(norm):  # one bad batch must not end a run
+            self.optimizer.step()
+        self.step += 1
+        self.batch_in_epoch += 1
+        return {name: float(value) for name, (_, value) in parts.items()} | {"norm": float(norm), "loss": float(loss)}
+
+    def losses(self, batch: Batch) -> dict[str, tuple[float, Tensor]]:
+        """Each objective with its weight at the present progress."""
+        c, model = self.config, self.model
+        with torch.no_grad():
+            frames, num_frames = model.features(batch.samples, batch.num_samples)
+            if self.progress >= c.spec_augment_from:
+                generator = torch.Generator().manual_seed(c.seed * 7_919 + self.step)
+                frames = spec_augment(frames, c.augment, generator)
+        memory, num_memory = model.encode(frames, num_frames)
+        log_probs = model.ctc_log_probs(memory)
+        value = losses.ctc(log_probs, num_memory, batch.tokens, batch.num_tokens)
+        if self.progress < c.ctc_only:
+            return {"ctc": (1.0, value)}
+        noise = c.noise_std * min(1.0, (self.progress - c.ctc_only) / max(1e-9, c.noise_full_at - c.ctc_only))
+        out = model.teacher_forced(memory, num_memory, batch.tokens, batch.num_tokens, noise)
+        ce = losses.label_smoothed_cross_entropy(out.logits, batch.tokens, batch.num_tokens, c.label_smoothing)
+        parts = {"ctc": (c.ctc_weight, value), "ce": (1 - c.ctc_weight, ce)}
+        parts["quantity"] = (c.quantity_weight, losses.quantity(out.alpha, batch.num_tokens))
+        if c.latency_weight:
+            ends = losses.ctc_boundaries(log_probs, num_memory, batch.tokens, batch.num_tokens)
+            late = losses.boundary_latency(out.alpha, ends, batch.num_tokens)
+            parts["latency"] = (c.latency_weight, late)
+        return parts
+
+    def learning_rate(self) -> float:
+        """Linear warm-up, then cosine to a hundredth over the run."""
+        warm = min(1.0, (self.step + 1) / self.config.warmup_steps)
+        return self.config.learning_rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * self.progress)))
+
+    def _loader(self) -> DataLoader[Batch]:
+        data = EpochBatches(self.augmenter, self.tokenizer, self.config, self.epoch, self.batch_in_epoch)
+        workers = 0 if self.device.type == "cpu" else 8
+        return DataLoader(data, batch_size=None, num_workers=workers)
+
+    def _after_step(self, batch: Batch, figures: dict[str, float], seconds: float) -> None:
+        self.heard_s += batch.seconds
+        figures["x_real_time"] = batch.seconds / seconds
+        row = {"step": self.step, "epoch": self.epoch, "progress": self.progress, "elapsed_s": self.elapsed_s}
+        row |= figures | {"learning_rate": self.learning_rate()}
+        if self.step % 10 == 0:
+            self._log(row)
+        if self.step % self.config.save_every == 0:
+            self.save()
+        if self.step % self.config.evaluate_every == 0 and self.dev is not None:
+            self._log({"step": self.step, "elapsed_s": self.elapsed_s} | self.evaluate(self.dev))
+
+    def _log(self, row: dict[str, Any]) -> None:
+        with (self.directory / "log.jsonl").open("a") as log:
+            log.write(json.dumps(row) + "\n")
+        for name, value in row.items():
+            if isinstance(value, float) and name not in ("elapsed_s", "progress"):
+                self.writer.add_scalar(name, value, self.step)  # type: ignore[no-untyped-call]
+
+    def evaluate(self, dev: Corpus) -> dict[str, Any]:
+        """Dev figures, and alignment pictures of the first utterances in TensorBoard."""
+        recognizer = Recognizer(self.model, self.tokenizer)
+        report, results = evaluate_corpus(recognizer, dev)
+        for index in range(min(3, len(dev.utterances))):
+            figure = pictures.draw_training_alignment(self.model, self.tokenizer, dev, index)
+            self.writer.add_figure(f"alignment/{index}", figure, self.step)  # type: ignore[no-untyped-call]
+        sample = results[len(results) // 2]
+        examples = {"reference": sample.reference, "hypothesis": sample.hypothesis, "ctc": sample.ctc}
+        return {f"dev_{k}": v for k, v in report.items() if isinstance(v, float)} | examples
+
+    def save(self) -> None:
+        """Write ``last.pt`` (everything, for `resume`) and a numbered checkpoint of the weights."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "position": [self.step, self.epoch, self.batch_in_epoch, self.elapsed_s, self.heard_s],
+        }
+        partial = self.directory / "last.pt.partial"
+        torch.save(state, partial)
+        partial.replace(self.directory / "last.pt")
+        save_checkpoint(self.directory / f"step-{self.step:06d}.safetensors", self.model, self.tokenizer, self.provenance())
+        for old in sorted(self.directory.glob("step-*.safetensors"))[: -self.config.average_last]:
+            old.unlink()
+
+    def resume(self) -> bool:
+        """Go on from ``last.pt``, if there is one."""
+        path = self.directory / "last.pt"
+        if not path.is_file():
+            return False
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.epoch, self.batch_in_epoch = (int(n) for n in state["position"][:3])
+        self.elapsed_s, self.heard_s = state["position"][3:]
+        return True
+
+    def finish(self) -> None:
+        """Average the last checkpoints into ``final.safetensors``; batch norm statistics are averaged with them."""
+        from mocha_training.average import average_checkpoints
+
+        paths = sorted(self.directory.glob("step-*.safetensors"))
+        average_checkpoints(paths, self.directory / "final.safetensors")
+        self.writer.close()  # type: ignore[no-untyped-call]
+
+    def provenance(self) -> dict[str, Any]:
+        """What made these weights."""
+        corpora = sorted({u.corpus for u in self.augmenter.corpus.utterances})
+        return {
+            "name": "mocha-asr",
+            "steps": self.step,
+            "epochs": self.epoch + self.batch_in_epoch / max(1, len(self.augmenter.corpus.utterances)),
+            "hours_of_corpus": self.augmenter.corpus.seconds / 3600,
+            "hours_heard": self.heard_s / 3600,
+            "training_seconds": self.elapsed_s,
+            "corpora": corpora,
+            "recipe": self.config.model_dump(mode="json"),
+        }
