@@ -160,21 +160,17 @@ def trainable(corpus: Corpus, min_seconds: float, max_seconds: float) -> Corpus:
 def make_batches(corpus: Corpus, max_seconds: float, seed: int, epoch: int) -> list[list[int]]:
     """Indices of each batch of one epoch: similar lengths together, at most `max_seconds` with padding, shuffled.
 
+    Utterances fall into buckets of one second and each bucket has one batch size, so that few distinct shapes occur.
     Depends only on the arguments, so any batch of any epoch can be made again.
     """
     rng = np.random.default_rng((seed, epoch))
     lengths = np.array([u.num_samples for u in corpus.utterances]) / SAMPLE_RATE
-    order = np.argsort(lengths * rng.uniform(0.85, 1.15, len(lengths)))
+    buckets = np.ceil(lengths).astype(int)
     batches: list[list[int]] = []
-    current: list[int] = []
-    longest = 0.0
-    for i in order:
-        longest = max(longest, float(lengths[i]))
-        if current and longest * (len(current) + 1) > max_seconds:
-            batches.append(current)
-            current, longest = [], float(lengths[i])
-        current.append(int(i))
-    batches.append(current)
+    for bucket in np.unique(buckets):
+        members = rng.permutation(np.nonzero(buckets == bucket)[0]).tolist()
+        size = max(1, int(max_seconds / bucket))
+        batches += [members[start : start + size] for start in range(0, len(members), size)]
     return [batches[i] for i in rng.permutation(len(batches))]
 
 
@@ -202,10 +198,13 @@ class Batch:
         return Batch(*(getattr(self, name).to(device) for name in self.__dataclass_fields__))
 
 
-def collate(audio: list[NDArray[np.float32]], texts: list[str], tokenizer: Tokenizer) -> Batch:
-    """Pad recordings and transcripts (one each) into a batch."""
+def collate(audio: list[NDArray[np.float32]], texts: list[str], tokenizer: Tokenizer, multiple: int = 1) -> Batch:
+    """Pad recordings and transcripts (one each) into a batch whose length is a multiple of `multiple` samples.
+
+    Few distinct lengths let the kernels that a backend makes for each shape be used again.
+    """
     num_samples = torch.tensor([len(a) for a in audio])
-    samples = torch.zeros(len(audio), int(num_samples.max()))
+    samples = torch.zeros(len(audio), -(-int(num_samples.max()) // multiple) * multiple)
     for row, a in zip(samples, audio, strict=True):
         row[: len(a)] = torch.from_numpy(a)
     ids = [torch.tensor([*tokenizer.encode(t), tokenizer.eos_id]) for t in texts]

@@ -6,6 +6,11 @@ from mocha_training.augment import AugmentConfig
 from mocha_training.config import TrainConfig
 
 
+def warm_start() -> TrainConfig:
+    """The CTC branch alone, at twice the speed of joint training: give its checkpoint to `bundled` with --init."""
+    return TrainConfig(ctc_only=0.999, batch_seconds=100, learning_rate=1.5e-3, evaluate_every=100_000)
+
+
 def bundled() -> TrainConfig:
     """The bundled model: CTC warm start, then CTC + MoChA with CTC-synchronous boundaries and quantity loss."""
     return TrainConfig()
@@ -19,4 +24,4 @@ def plain() -> TrainConfig:
     return TrainConfig(ctc_only=0.0, augment=off, bf16=False)
 
 
-RECIPES: dict[str, Callable[[], TrainConfig]] = {"bundled": bundled, "plain": plain}
+RECIPES: dict[str, Callable[[], TrainConfig]] = {"warm_start": warm_start, "bundled": bundled, "plain": plain}

@@ -27,6 +27,8 @@ from mocha_training.config import TrainConfig
 from mocha_training.data import Batch, Corpus, collate, make_batches
 from mocha_training.evaluate import evaluate_corpus
 
+LENGTH_MULTIPLE = 16_000  # samples; with the buckets of `make_batches` this leaves few distinct shapes
+
 
 class EpochBatches(Dataset[Batch]):
     """The augmented batches of one epoch from `first` on; item i depends only on (seed, epoch, first + i)."""
@@ -44,7 +46,7 @@ class EpochBatches(Dataset[Batch]):
         at = self.first + index
         rng = np.random.default_rng((self.config.seed, self.epoch, at))
         pairs = [self.augmenter.utterance(i, rng) for i in self.batches[at]]
-        return collate([audio for audio, _ in pairs], [text for _, text in pairs], self.tokenizer)
+        return collate([audio for audio, _ in pairs], [text for _, text in pairs], self.tokenizer, LENGTH_MULTIPLE)
 
 
 class Trainer:
@@ -116,7 +118,10 @@ class Trainer:
             self.optimizer.step()
         self.step += 1
         self.batch_in_epoch += 1
-        return {name: float(value) for name, (_, value) in parts.items()} | {"norm": float(norm), "loss": float(loss)}
+        return {name: float(value.detach()) for name, (_, value) in parts.items()} | {
+            "norm": float(norm),
+            "loss": float(loss.detach()),
+        }
 
     def losses(self, batch: Batch) -> dict[str, tuple[float, Tensor]]:
         """Each objective with its weight at the present progress."""
