@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from mocha_model.checkpoint import load_checkpoint
+from mocha_model.emissions import Emission
 from mocha_model.features import FeatureState
 from mocha_model.model import SpeechModel
 from mocha_model.search import GreedySearch, SearchState, Symbol
-from mocha_model.streaming import gather_rows, scatter_rows, where_rows
+from mocha_model.streaming import where_rows
 from mocha_model.tokenizer import Tokenizer
 
 
@@ -25,25 +26,6 @@ class RecognizerState:
     features: FeatureState
     encoder: tuple[Any, ...]
     search: SearchState
-
-
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """One emitted character, or the end of a segment. Never taken back.
-
-    Attributes:
-        text: the character, "" for the end of a segment.
-        frame: encoder frame t_i it was emitted at, counted from the start of the stream.
-        p: selection probability at that frame; 0.0 where none fired (flush, trailing silence).
-        end_of_segment: whether this closes the segment.
-        chunk: softmax weights over frames ``frame - w + 1 ... frame``.
-    """
-
-    text: str
-    frame: int
-    p: float
-    end_of_segment: bool
-    chunk: tuple[float, ...]
 
 
 class Recognizer:
@@ -144,11 +126,3 @@ class Recognizer:
             rows[s.row].append(Emission(self.tokenizer.symbol(s.token), s.frame, s.p, ends, s.weights))
         return rows
 
-
-def text_of(emissions: list[Emission]) -> str:
-    """The transcript: characters in order, one space between segments."""
-    segments = "".join("\n" if e.end_of_segment else e.text for e in emissions).split("\n")
-    return " ".join(segment.strip() for segment in segments if segment.strip())
-
-
-__all__ = ["Emission", "Recognizer", "RecognizerState", "gather_rows", "scatter_rows", "text_of"]

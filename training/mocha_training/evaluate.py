@@ -12,7 +12,8 @@ from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
 from mocha_model.config import SAMPLE_RATE
-from mocha_model.recognizer import Emission, Recognizer, text_of
+from mocha_model.emissions import Emission, text_of
+from mocha_model.recognizer import Recognizer
 from mocha_training.data import Corpus, collate
 from mocha_training.losses import ctc_boundaries
 

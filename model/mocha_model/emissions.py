@@ -1,0 +1,61 @@
+"""What a recogniser emits, and its assembly into words and text. Imports no torch."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """One emitted character, or the end of a segment. Never taken back.
+
+    Attributes:
+        text: the character, "" for the end of a segment.
+        frame: encoder frame t_i it was emitted at, counted from the start of the stream.
+        p: selection probability at that frame; 0.0 where none fired (flush, trailing silence).
+        end_of_segment: whether this closes the segment.
+        chunk: softmax weights over frames ``frame - w + 1 ... frame``.
+    """
+
+    text: str
+    frame: int
+    p: float
+    end_of_segment: bool
+    chunk: tuple[float, ...]
+
+
+def text_of(emissions: Iterable[Emission]) -> str:
+    """The transcript: characters in order, one space between segments."""
+    segments = "".join("\n" if e.end_of_segment else e.text for e in emissions).split("\n")
+    return " ".join(segment.strip() for segment in segments if segment.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenWord:
+    """A word with the times (seconds from the start of the stream) of its first and last character's frames."""
+
+    word: str
+    start_s: float
+    end_s: float
+    p: float
+
+
+class WordAssembler:
+    """Push emissions in, get completed words out. Holds the characters of one word."""
+
+    def __init__(self, frame_s: float) -> None:
+        """`frame_s` is the hop of the encoder in seconds."""
+        self._frame_s = frame_s
+        self._held: list[Emission] = []
+
+    def push(self, emission: Emission) -> list[SpokenWord]:
+        """The word that `emission` completes, if any: from its first character's frame to its last one's end."""
+        if not emission.end_of_segment and emission.text != " ":
+            self._held.append(emission)
+            return []
+        if not self._held:
+            return []
+        held, self._held = self._held, []
+        p = sum(e.p for e in held) / len(held)
+        return [
+            SpokenWord("".join(e.text for e in held), held[0].frame * self._frame_s, (held[-1].frame + 1) * self._frame_s, p)
+        ]

@@ -1,0 +1,1 @@
+"""The server: sessions, engine, protocols. Importing this loads nothing."""

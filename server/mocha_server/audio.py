@@ -1,0 +1,162 @@
+"""What clients send to mono float32 at the model's rate: raw encodings in pieces of any size, and audio files.
+
+Resampling and file formats are FFmpeg's (through PyAV). How the bytes were cut never changes the samples.
+"""
+
+from collections.abc import Iterator
+from typing import IO, Any
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+from mocha_server.messages import Encoding, ErrorCode
+
+Samples = NDArray[np.float32]
+BLOCK_SAMPLES = 1024  # resampler input; fixed blocks make its output independent of how the audio arrived
+
+
+class AudioError(ValueError):
+    """Audio that cannot be used; `code` says why, for programs."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def _mulaw_table() -> Samples:
+    code = ~np.arange(256, dtype=np.uint8)
+    magnitude = (((code & 0x0F).astype(np.int32) << 3) + 0x84) << ((code & 0x70) >> 4).astype(np.int32)
+    return (np.where(code & 0x80, 0x84 - magnitude, magnitude - 0x84) / 32768).astype(np.float32)
+
+
+def _alaw_table() -> Samples:
+    code = np.arange(256, dtype=np.uint8) ^ 0x55
+    exponent, mantissa = ((code & 0x70) >> 4).astype(np.int32), ((code & 0x0F).astype(np.int32) << 4) + 8
+    magnitude = np.where(exponent == 0, mantissa, (mantissa + 0x100) << np.maximum(exponent - 1, 0))
+    return (np.where(code & 0x80, magnitude, -magnitude) / 32768).astype(np.float32)
+
+
+MULAW, ALAW = _mulaw_table(), _alaw_table()  # ITU-T G.711
+
+
+class Resampler:
+    """Mono float32 from one rate to another, streaming."""
+
+    def __init__(self, from_rate: int, to_rate: int) -> None:
+        self._rates = (from_rate, to_rate)
+        self._held = np.zeros(0, np.float32)
+        self._av = None
+        if from_rate != to_rate:
+            self._av = av.AudioResampler(format="flt", layout="mono", rate=to_rate)
+
+    def push(self, samples: Samples) -> Samples:
+        """What is ready after `samples` [N]; up to `BLOCK_SAMPLES` and the filter's length are held back."""
+        if self._av is None:
+            return samples
+        self._held = np.concatenate([self._held, samples])
+        whole = len(self._held) // BLOCK_SAMPLES * BLOCK_SAMPLES
+        blocks, self._held = self._held[:whole], self._held[whole:]
+        return _joined([self._run(block) for block in blocks.reshape(-1, BLOCK_SAMPLES)])
+
+    def finish(self) -> Samples:
+        """The rest."""
+        if self._av is None:
+            return self._held
+        last = [self._run(self._held)] if len(self._held) else []
+        self._held = np.zeros(0, np.float32)
+        return _joined([*last, self._run(None)])
+
+    def _run(self, block: Samples | None) -> Samples:
+        assert self._av is not None
+        frame = None
+        if block is not None:
+            frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(block)[None], format="flt", layout="mono")
+            frame.sample_rate = self._rates[0]
+        return _joined([f.to_ndarray()[0] for f in self._av.resample(frame)])
+
+
+def _joined(parts: list[Any]) -> Samples:
+    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+class RawDecoder:
+    """Bytes of an `Encoding` in pieces of any size to mono samples at `to_rate`."""
+
+    def __init__(self, encoding: Encoding, sample_rate: int, channels: int, to_rate: int) -> None:
+        self._encoding, self._channels = encoding, channels
+        self._frame_bytes = encoding.sample_bytes * channels
+        self._carry = b""
+        self._resampler = Resampler(sample_rate, to_rate)
+
+    def push(self, data: bytes) -> Samples:
+        """Decode what is complete; raises AudioError for values that are no audio."""
+        data = self._carry + data
+        whole = len(data) // self._frame_bytes * self._frame_bytes
+        self._carry = data[whole:]
+        return self._resampler.push(self._decode(data[:whole]))
+
+    def finish(self) -> Samples:
+        """The rest; raises AudioError if the stream ended inside a sample (everything before it was decoded)."""
+        rest, self._carry = len(self._carry), b""
+        samples = self._resampler.finish()
+        if rest:
+            self.dangling = rest
+        return samples
+
+    dangling = 0  # bytes of an incomplete last sample, after `finish`
+
+    def _decode(self, data: bytes) -> Samples:
+        if self._encoding is Encoding.PCM_S16LE:
+            samples = np.frombuffer(data, "<i2").astype(np.float32) / 32768
+        elif self._encoding is Encoding.PCM_F32LE:
+            samples = np.frombuffer(data, "<f4").astype(np.float32)
+            if not np.isfinite(samples).all():
+                raise AudioError(ErrorCode.INVALID_AUDIO, "the audio has samples that are NaN or infinite")
+            samples = samples.clip(-1, 1)
+        else:
+            table = MULAW if self._encoding is Encoding.MULAW else ALAW
+            samples = table[np.frombuffer(data, np.uint8)]
+        return samples.reshape(-1, self._channels).mean(axis=1, dtype=np.float32) if self._channels > 1 else samples
+
+
+def decode_file(file: str | IO[bytes], to_rate: int) -> Iterator[Samples]:
+    """Samples of any audio or video file FFmpeg reads, block by block; nothing is held whole.
+
+    A file that breaks off yields what could be decoded.
+
+    Raises:
+        AudioError: the file is empty, of no audio format, or has no audio in it.
+    """
+    try:
+        container = av.open(file, mode="r")
+    except (av.FFmpegError, ValueError, EOFError) as error:
+        raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, "not a file of a known audio format") from error
+    with container:
+        if not container.streams.audio:
+            raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, "the file has no audio in it")
+        resampler = av.AudioResampler(format="flt", layout="mono", rate=to_rate, frame_size=to_rate // 2)
+        some = False
+        for frame in _frames(container):
+            for block in resampler.resample(frame):
+                some = True
+                yield np.nan_to_num(block.to_ndarray()[0]).clip(-1, 1)
+        if not some:
+            raise AudioError(ErrorCode.EMPTY_AUDIO, "the file has no audio that can be decoded")
+
+
+def _frames(container: Any) -> Iterator[Any]:
+    """Decoded frames, then None; damaged packets are passed over, a broken end is the end."""
+    seen = False
+    try:
+        for packet in container.demux(audio=0):
+            try:
+                for frame in packet.decode():
+                    seen = True
+                    yield frame
+            except av.InvalidDataError:
+                continue
+    except av.FFmpegError:
+        pass
+    if seen:
+        yield None

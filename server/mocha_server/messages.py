@@ -1,0 +1,129 @@
+"""Messages of the native protocol `/v1/stream`, both ways. Imports no torch: clients use it too."""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+
+class ErrorCode(StrEnum):
+    """What went wrong, for programs; docs/protocol.md says what each means for the stream."""
+
+    START_EXPECTED = "start_expected"
+    INVALID_MESSAGE = "invalid_message"
+    INVALID_AUDIO = "invalid_audio"
+    UNSUPPORTED_MEDIA = "unsupported_media"
+    EMPTY_AUDIO = "empty_audio"
+    SERVER_FULL = "server_full"
+    TOO_SLOW = "too_slow"
+    IDLE = "idle"
+    INTERNAL = "internal"
+
+
+class Encoding(StrEnum):
+    """How samples are written; 16- and 32-bit ones are little-endian."""
+
+    PCM_S16LE = "pcm_s16le"
+    PCM_F32LE = "pcm_f32le"
+    MULAW = "mulaw"
+    ALAW = "alaw"
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample of one channel."""
+        return {"pcm_s16le": 2, "pcm_f32le": 4}.get(self.value, 1)
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Start(_Message):
+    """The first message of a stream: what its audio is like."""
+
+    type: Literal["start"] = "start"
+    sample_rate: int = Field(16_000, ge=8_000, le=48_000, description="Hz")
+    encoding: Encoding = Encoding.PCM_S16LE
+    channels: int = Field(1, ge=1, le=8, description="interleaved; they are averaged")
+
+
+class Finish(_Message):
+    """No more audio: the rest is emitted, then `end`."""
+
+    type: Literal["finish"] = "finish"
+
+
+ClientMessage = Annotated[Start | Finish, Field(discriminator="type")]
+
+
+class Ready(_Message):
+    """The stream is admitted; audio may come."""
+
+    type: Literal["ready"] = "ready"
+    session: str
+    model: str
+    sample_rate: int = Field(description="Hz the model listens at")
+    frame_ms: float
+    latency_ms: float = Field(description="look-ahead of the model")
+    chunk_width: int
+
+
+class Character(_Message):
+    """One emitted character."""
+
+    text: str
+    frame: int = Field(description="encoder frame it was emitted at, from the start of the stream")
+    time: float = Field(description="seconds from the start of the stream at which that frame's audio was complete")
+    p: float = Field(description="selection probability; 0 where the end of the audio forced it")
+    chunk: list[float] = Field(description="attention over the frames up to and including `frame`")
+
+
+class Word(_Message):
+    """A finished word."""
+
+    word: str
+    start: float = Field(description="seconds")
+    end: float = Field(description="seconds")
+    confidence: float = Field(ge=0, le=1)
+
+
+class Text(_Message):
+    """New characters. Deltas are only ever appended: joined, they are the transcript."""
+
+    type: Literal["text"] = "text"
+    segment: int
+    delta: str
+    characters: list[Character]
+
+
+class Segment(_Message):
+    """A segment is closed: its text and words are final (as every delta already was)."""
+
+    type: Literal["segment"] = "segment"
+    segment: int
+    text: str
+    start: float
+    end: float
+    words: list[Word]
+
+
+class End(_Message):
+    """The last message of a finished stream. The text is in the segments."""
+
+    type: Literal["end"] = "end"
+    segments: int
+    duration: float = Field(description="seconds of audio heard")
+
+
+class Error(_Message):
+    """Something was wrong; `fatal` errors close the stream."""
+
+    type: Literal["error"] = "error"
+    code: ErrorCode
+    message: str
+    fatal: bool = True
+
+
+ServerMessage = Annotated[Ready | Text | Segment | End | Error, Field(discriminator="type")]
+client_messages: TypeAdapter[Start | Finish] = TypeAdapter(ClientMessage)
+server_messages: TypeAdapter[Ready | Text | Segment | End | Error] = TypeAdapter(ServerMessage)

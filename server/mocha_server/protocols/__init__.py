@@ -1,0 +1,1 @@
+"""One adapter per wire protocol, each a thin shell over `session`."""

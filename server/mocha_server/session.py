@@ -1,0 +1,120 @@
+"""The native protocol without I/O: messages and bytes in, messages and samples out. No sockets, no clock, no torch."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import numpy as np
+from pydantic import ValidationError
+
+from mocha_model.emissions import Emission
+from mocha_server.audio import AudioError, RawDecoder, Samples
+from mocha_server.messages import End, Error, ErrorCode, Ready, Segment, Start, Text, client_messages
+from mocha_server.transcript import ModelInfo, Transcript
+
+OutMessage = Ready | Text | Segment | End | Error
+
+
+class State(Enum):
+    """Where a session stands."""
+
+    WAITING = auto()  # for the start message
+    STREAMING = auto()
+    FINISHING = auto()  # no more audio may come
+    CLOSED = auto()
+
+
+@dataclass(frozen=True)
+class Received:
+    """What a piece of input leads to: messages to send, samples [N] float32 for the model, whether audio has ended."""
+
+    messages: tuple[OutMessage, ...] = ()
+    samples: Samples = field(default_factory=lambda: np.zeros(0, np.float32))
+    finished: bool = False
+
+
+class Session:
+    """One stream of the native protocol."""
+
+    def __init__(self, identifier: str, info: ModelInfo) -> None:
+        self.identifier, self._info = identifier, info
+        self.state = State.WAITING
+        self._decoder: RawDecoder | None = None
+        self._transcript = Transcript(info)
+        self._num_samples = 0
+
+    def receive(self, data: str | bytes) -> Received:
+        """Take one message of the client, text or binary."""
+        if self.state is State.CLOSED:
+            return Received()
+        if isinstance(data, str):
+            return self._receive_text(data)
+        if self.state is State.WAITING:
+            return self._fail(ErrorCode.START_EXPECTED, "the first message must be a start message")
+        if self.state is State.FINISHING or self._decoder is None:
+            return self._fail(ErrorCode.INVALID_MESSAGE, "audio after finish")
+        try:
+            samples = self._decoder.push(data)
+        except AudioError as error:
+            return self._fail(error.code, str(error))
+        self._num_samples += len(samples)
+        return Received(samples=samples)
+
+    def emitted(self, emissions: list[Emission]) -> list[Text | Segment]:
+        """Messages for what the recogniser emitted."""
+        return self._transcript.push(emissions)
+
+    def ended(self) -> End:
+        """The closing message, once the recogniser has flushed."""
+        self.state = State.CLOSED
+        duration = round(self._num_samples / self._info.sample_rate, 3)
+        return End(segments=self._transcript.num_segments, duration=duration)
+
+    def failed(self, code: ErrorCode, message: str) -> Error:
+        """Close the session for a reason from outside it."""
+        self.state = State.CLOSED
+        return Error(code=code, message=message)
+
+    def _receive_text(self, data: str) -> Received:
+        try:
+            message = client_messages.validate_json(data)
+        except ValidationError as error:
+            code = ErrorCode.START_EXPECTED if self.state is State.WAITING else ErrorCode.INVALID_MESSAGE
+            return self._fail(code, _explain(error))
+        if isinstance(message, Start):
+            if self.state is not State.WAITING:
+                return self._fail(ErrorCode.INVALID_MESSAGE, "the stream has already started")
+            rate = self._info.sample_rate
+            self._decoder = RawDecoder(message.encoding, message.sample_rate, message.channels, rate)
+            self.state = State.STREAMING
+            return Received((self._ready(),))
+        if self.state is not State.STREAMING or self._decoder is None:
+            return self._fail(ErrorCode.START_EXPECTED, "finish before start")
+        self.state = State.FINISHING
+        samples = self._decoder.finish()
+        self._num_samples += len(samples)
+        warning: tuple[OutMessage, ...] = ()
+        if self._decoder.dangling:
+            text = f"{self._decoder.dangling} bytes of an incomplete last sample were ignored"
+            warning = (Error(code=ErrorCode.INVALID_AUDIO, message=text, fatal=False),)
+        return Received(warning, samples, finished=True)
+
+    def _ready(self) -> Ready:
+        info = self._info
+        return Ready(
+            session=self.identifier,
+            model=info.name,
+            sample_rate=info.sample_rate,
+            frame_ms=1000 * info.frame_s,
+            latency_ms=1000 * info.latency_samples / info.sample_rate,
+            chunk_width=info.chunk_width,
+        )
+
+    def _fail(self, code: ErrorCode, message: str) -> Received:
+        return Received((self.failed(code, message),))
+
+
+def _explain(error: ValidationError) -> str:
+    """What is wrong with a message, without its content."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else str(first["msg"])

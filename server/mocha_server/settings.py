@@ -1,0 +1,21 @@
+"""What an operator can set: options of `serve`, or environment variables with the prefix MOCHA_."""
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Limits and places; every limit is enforced."""
+
+    model_config = SettingsConfigDict(env_prefix="MOCHA_", frozen=True)
+
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    model: Path | None = Field(None, description="checkpoint; the bundled one if not given")
+    max_streams: int = Field(512, ge=1, description="streams at once, uploads counted; more are refused")
+    block_ms: int = Field(80, ge=20, le=1000, description="audio that a live stream gathers before a step")
+    max_buffer_s: float = Field(4.0, gt=0, description="audio waiting per stream; then the sender is paced")
+    idle_s: float = Field(60.0, gt=0, description="a stream that sends nothing for so long is closed")
+    threads: int = Field(1, ge=1, description="CPU threads of the model")

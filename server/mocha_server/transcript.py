@@ -1,0 +1,86 @@
+"""Emissions to wire messages: append-only text, segments, words with times. No sockets, no torch.
+
+Every protocol and the command line assemble text here, so that they cannot differ.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mocha_model.emissions import Emission, SpokenWord, WordAssembler
+from mocha_server.messages import Character, Segment, Text, Word
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What the outside needs to know of a recogniser: sizes in samples of `sample_rate` Hz, widths in frames."""
+
+    name: str
+    sample_rate: int
+    frame_samples: int
+    latency_samples: int
+    chunk_width: int
+
+    @property
+    def frame_s(self) -> float:
+        """Seconds from one encoder frame to the next."""
+        return self.frame_samples / self.sample_rate
+
+    def time_s(self, frame: int) -> float:
+        """Seconds from the start of the stream when the audio of `frame` was complete."""
+        return (frame * self.frame_samples + self.latency_samples) / self.sample_rate
+
+
+class Transcript:
+    """Push emissions in, get `Text` and `Segment` messages out. Holds one open segment."""
+
+    def __init__(self, info: ModelInfo) -> None:
+        self._info, self._assembler = info, WordAssembler(info.frame_s)
+        self._text, self._words = "", list[Word]()
+        self._needs_space = False
+        self.num_segments = 0
+
+    def push(self, emissions: Iterable[Emission]) -> list[Text | Segment]:
+        """Messages for newly emitted characters and closed segments, in order."""
+        messages: list[Text | Segment] = []
+        pending: list[Emission] = []
+        for emission in emissions:
+            self._words += [_wire_word(w) for w in self._assembler.push(emission)]
+            if not emission.end_of_segment:
+                pending.append(emission)
+                self._text += emission.text
+                continue
+            messages += self._delta(pending)
+            pending = []
+            if self._text.strip():
+                messages.append(self._close())
+            self._text, self._words = "", []
+        return messages + self._delta(pending)
+
+    def _delta(self, emissions: list[Emission]) -> list[Text | Segment]:
+        if not emissions:
+            return []
+        joined = "".join(e.text for e in emissions)
+        delta = f" {joined}" if self._needs_space else joined
+        self._needs_space = False
+        characters = [
+            Character(text=e.text, frame=e.frame, time=self._info.time_s(e.frame), p=e.p, chunk=list(e.chunk))
+            for e in emissions
+        ]
+        return [Text(segment=self.num_segments, delta=delta, characters=characters)]
+
+    def _close(self) -> Segment:
+        self._needs_space = not self._text.endswith(" ")
+        words = self._words
+        segment = Segment(
+            segment=self.num_segments,
+            text=self._text.strip(),
+            start=words[0].start,
+            end=words[-1].end,
+            words=words,
+        )
+        self.num_segments += 1
+        return segment
+
+
+def _wire_word(word: SpokenWord) -> Word:
+    return Word(word=word.word, start=round(word.start_s, 3), end=round(word.end_s, 3), confidence=round(word.p, 4))
