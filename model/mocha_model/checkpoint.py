@@ -51,6 +51,7 @@ def load_checkpoint(path: str | Path | None = None, device: str = "cpu") -> Chec
 
     Raises:
         CheckpointError: the file is missing, truncated, of another kind, or its parts do not fit together.
+
     """
     path = BUNDLED if path is None else Path(path)
     if not path.is_file():

@@ -70,7 +70,9 @@ class DecoderConfig(BaseModel):
     dropout: float = Field(0.0, ge=0, lt=1)
     max_emissions_per_frame: int = Field(4, gt=0, description="then the pointer must move on by one frame")
     max_emissions_at_end: int = Field(8, ge=0, description="symbols emitted from the zero context after the audio ends")
-    endpoint_frames: int = Field(20, gt=0, description="frames without a character (by CTC) or an emission that end a segment")
+    endpoint_frames: int = Field(
+        20, gt=0, description="frames without a character (by CTC) or an emission that end a segment"
+    )
 
 
 class ModelConfig(BaseModel):
@@ -100,7 +102,11 @@ def small(vocab_size: int) -> ModelConfig:
     return ModelConfig(
         vocab_size=vocab_size,
         encoder=EncoderConfig(
-            num_conv_lstm_layers=0, lstm_sizes=(320, 320, 320), projection_size=320, conv_channels=(32, 32), dropout=0.15
+            num_conv_lstm_layers=0,
+            lstm_sizes=(320, 320, 320),
+            projection_size=320,
+            conv_channels=(32, 32),
+            dropout=0.15,
         ),
         decoder=DecoderConfig(dropout=0.1),
     )

@@ -23,6 +23,7 @@ class TeacherForced:
         logits: [B, U, V] before the softmax, output step i predicting token i.
         alpha: [B, U, T] monotonic alignment, float32.
         beta: [B, U, T] chunkwise alignment, float32.
+
     """
 
     logits: Tensor

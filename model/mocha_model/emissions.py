@@ -14,6 +14,7 @@ class Emission:
         p: selection probability at that frame; 0.0 where none fired (flush, trailing silence).
         end_of_segment: whether this closes the segment.
         chunk: softmax weights over frames ``frame - w + 1 ... frame``.
+
     """
 
     text: str
@@ -57,5 +58,7 @@ class WordAssembler:
         held, self._held = self._held, []
         p = sum(e.p for e in held) / len(held)
         return [
-            SpokenWord("".join(e.text for e in held), held[0].frame * self._frame_s, (held[-1].frame + 1) * self._frame_s, p)
+            SpokenWord(
+                "".join(e.text for e in held), held[0].frame * self._frame_s, (held[-1].frame + 1) * self._frame_s, p
+            )
         ]

@@ -20,7 +20,7 @@ KERNEL = 3  # of every convolution, in time and in frequency
 class MaskedBatchNorm(nn.BatchNorm1d):
     """Batch normalisation of [B, T, ..., C] whose training statistics leave padding out."""
 
-    def forward(self, x: Tensor, num_valid: Tensor) -> Tensor:
+    def forward(self, x: Tensor, num_valid: Tensor) -> Tensor:  # type: ignore[override]
         """Normalise each channel C; `num_valid` [B] says how much of each row is real."""
         if not self.training or is_uniform(num_valid, x.shape[1]):
             return super().forward(x.flatten(0, -2)).view_as(x)
@@ -171,11 +171,11 @@ class Encoder(nn.Module):
 
     def init_state(self, batch_size: int) -> tuple[Any, ...]:
         """The states of all layers, in order."""
-        return tuple(layer.init_state(batch_size) for layer in (*self.grid, *self.stack))  # type: ignore[operator]
+        return tuple(layer.init_state(batch_size) for layer in (*self.grid, *self.stack))
 
     def step(self, x: Tensor, num_valid: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
         """[B, F, num_features] -> [B, T, D]."""
-        x, new_state = x.unflatten(2, (self.num_maps, -1)).transpose(2, 3), []
+        x, new_state = x.reshape(x.shape[0], x.shape[1], self.num_maps, -1).transpose(2, 3), []
         for layer, layer_state in zip((*self.grid, *self.stack), state, strict=True):
             if layer is self.stack[0]:
                 x = x.flatten(2)
@@ -185,7 +185,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, num_valid: Tensor) -> tuple[Tensor, Tensor]:
         """Whole utterances; equals `step` from the initial state (and is tested to)."""
-        x = x.unflatten(2, (self.num_maps, -1)).transpose(2, 3)
+        x = x.reshape(x.shape[0], x.shape[1], self.num_maps, -1).transpose(2, 3)
         for layer in self.grid:
             x, num_valid = layer(x, num_valid)
         x = x.flatten(2)

@@ -93,7 +93,8 @@ class LogMel(nn.Module):
         windows = samples.unfold(1, self.config.window_samples, self.config.hop_samples)[:, :num_frames]
         spectrum = torch.fft.rfft(windows * self.window, n=self.config.num_fft)
         power = spectrum.real.square() + spectrum.imag.square()
-        return (power @ self.mel + self.config.floor).log()
+        mel: Tensor = power @ self.mel + self.config.floor
+        return mel.log()
 
     def _with_deltas(self, frames: Tensor, num_frames: Tensor, state: FeatureState) -> tuple[Tensor, Tensor, Tensor]:
         """Append x_t - x_{t-1} and its difference; before the start of the stream frames repeat the first one."""

@@ -28,7 +28,8 @@ class SpeechModel(nn.Module):
 
     def ctc_log_probs(self, memory: Tensor) -> Tensor:
         """Log-probabilities [B, T, V] float32 of the CTC head; blank is id 0."""
-        return self.ctc(memory).float().log_softmax(dim=-1)
+        logits: Tensor = self.ctc(memory).float()
+        return logits.log_softmax(dim=-1)
 
     def teacher_forced(
         self, memory: Tensor, num_memory: Tensor, tokens: Tensor, num_tokens: Tensor, noise_std: float = 0.0

@@ -92,6 +92,7 @@ class Recognizer:
 
         Returns:
             Emissions of each row in order, and the new state; rows with ``num_valid == 0`` come back bit-identical.
+
         """
         frames, num_frames, features = self.model.features.step(samples, num_valid, state.features)
         memory, num_memory, encoder = self.model.encoder.step(frames, num_frames, state.encoder)
@@ -125,4 +126,3 @@ class Recognizer:
             ends = s.token == self.tokenizer.eos_id
             rows[s.row].append(Emission(self.tokenizer.symbol(s.token), s.frame, s.p, ends, s.weights))
         return rows
-

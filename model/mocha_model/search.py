@@ -33,6 +33,7 @@ class SearchState:
         repeats: [B] int64, symbols emitted at that frame.
         last_voiced: [B] int64, newest frame where the CTC head hears a character, -1 before any.
         open: [B] bool, whether the segment has a character.
+
     """
 
     decoder: RecurrentState
@@ -90,9 +91,11 @@ class GreedySearch:
             memory: [B, T, D] encoder output.
             voiced: [B, T] bool, where the CTC head hears a character.
             num_valid: [B] int64 real frames of each row.
+            state: what `init_state`, `step` or `flush` returned.
 
         Returns:
             Symbols in the order of emission within each row, and the new state.
+
         """
         symbols: list[Symbol] = []
         for start in range(0, memory.shape[1], WINDOW_FRAMES):
@@ -163,7 +166,13 @@ class _Turn:
     """The loop over one window of frames: everything that changes from symbol to symbol."""
 
     def __init__(
-        self, keys: Tensor, values: Tensor, last_voiced: Tensor, num_valid: Tensor, state: SearchState, search: GreedySearch
+        self,
+        keys: Tensor,
+        values: Tensor,
+        last_voiced: Tensor,
+        num_valid: Tensor,
+        state: SearchState,
+        search: GreedySearch,
     ) -> None:
         self.keys, self.values, self.last_voiced, self.num_valid = keys, values, last_voiced, num_valid
         self.search, self.config = search, search.config
@@ -193,7 +202,9 @@ class _Turn:
             self._end_segments(rows[cut], first[cut], pointer, symbols)
         emit = (stops & ~cut).nonzero()[:, 0]
         if len(emit):
-            self._emit(rows[emit], first[emit], p[emit, first[emit]], u[emit], gather_rows(state, emit), pointer, symbols)
+            self._emit(
+                rows[emit], first[emit], p[emit, first[emit]], u[emit], gather_rows(state, emit), pointer, symbols
+            )
         return rows[stops]
 
     def _end_segments(self, rows: Tensor, first: Tensor, pointer: Tensor, symbols: list[Symbol]) -> None:
@@ -205,7 +216,14 @@ class _Turn:
         self._renew(rows)
 
     def _emit(
-        self, rows: Tensor, first: Tensor, p: Tensor, u: Tensor, state: SearchState, pointer: Tensor, symbols: list[Symbol]
+        self,
+        rows: Tensor,
+        first: Tensor,
+        p: Tensor,
+        u: Tensor,
+        state: SearchState,
+        pointer: Tensor,
+        symbols: list[Symbol],
     ) -> None:
         """Attend over the chunk that ends at `first`, step the decoder, choose a symbol (lines 8-22)."""
         search, width = self.search, self.search.width
@@ -226,7 +244,9 @@ class _Turn:
         into.token[rows], into.last_emission[rows], into.repeats[rows] = token, frames, repeats
         into.open[rows] = state.open | shown
         tell = shown | (ended & state.open)
-        found = zip(rows.tolist(), token.tolist(), frames.tolist(), p.tolist(), weights.tolist(), tell.tolist(), strict=True)
+        found = zip(
+            rows.tolist(), token.tolist(), frames.tolist(), p.tolist(), weights.tolist(), tell.tolist(), strict=True
+        )
         symbols += [Symbol(r, t, f, q, tuple(w)) for r, t, f, q, w, told in found if told]
         if ended.any():
             self._renew(rows[ended])

@@ -88,6 +88,7 @@ class WindowState:
     Attributes:
         held: [B, K, ...] the newest items, right-aligned.
         num_held: [B] int64, how many of them are real.
+
     """
 
     held: Tensor

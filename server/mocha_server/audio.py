@@ -107,8 +107,9 @@ class RawDecoder:
     dangling = 0  # bytes of an incomplete last sample, after `finish`
 
     def _decode(self, data: bytes) -> Samples:
+        samples: Samples
         if self._encoding is Encoding.PCM_S16LE:
-            samples = np.frombuffer(data, "<i2").astype(np.float32) / 32768
+            samples = np.frombuffer(data, "<i2").astype(np.float32) / np.float32(32768)
         elif self._encoding is Encoding.PCM_F32LE:
             samples = np.frombuffer(data, "<f4").astype(np.float32)
             if not np.isfinite(samples).all():
@@ -117,7 +118,10 @@ class RawDecoder:
         else:
             table = MULAW if self._encoding is Encoding.MULAW else ALAW
             samples = table[np.frombuffer(data, np.uint8)]
-        return samples.reshape(-1, self._channels).mean(axis=1, dtype=np.float32) if self._channels > 1 else samples
+        if self._channels == 1:
+            return samples
+        mixed: Samples = samples.reshape(-1, self._channels).mean(axis=1, dtype=np.float32)
+        return mixed
 
 
 def decode_file(file: str | IO[bytes], to_rate: int) -> Iterator[Samples]:
@@ -127,6 +131,7 @@ def decode_file(file: str | IO[bytes], to_rate: int) -> Iterator[Samples]:
 
     Raises:
         AudioError: the file is empty, of no audio format, or has no audio in it.
+
     """
     try:
         container = av.open(file, mode="r")

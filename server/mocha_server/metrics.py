@@ -9,7 +9,9 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.streams = Gauge("mocha_streams", "Streams open now", registry=self.registry)
-        self.refused = Counter("mocha_refused_total", "Streams refused because the server was full", registry=self.registry)
+        self.refused = Counter(
+            "mocha_refused_total", "Streams refused because the server was full", registry=self.registry
+        )
         self.audio = Counter("mocha_audio_seconds_total", "Audio recognised", registry=self.registry)
         self.compute = Counter("mocha_compute_seconds_total", "Time spent in model steps", registry=self.registry)
         buckets = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -14,6 +14,7 @@ class Candidate:
         since: when the oldest of them arrived, in seconds of any clock.
         live: false for file uploads, which yield to live streams.
         ending: no more audio will come.
+
     """
 
     key: int
@@ -41,6 +42,7 @@ class Scheduler:
         largest: most samples taken from one stream in one step.
         max_rows: most streams in one step.
         max_files_beside_live: most file streams in a step that also has live ones.
+
     """
 
     block: int

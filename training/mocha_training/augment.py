@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from mocha_model.config import SAMPLE_RATE
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from mocha_model.config import SAMPLE_RATE
 from mocha_training.data import Corpus
 
 Audio = NDArray[np.float32]
@@ -64,7 +64,8 @@ def add_noise(audio: Audio, noise: Audio, snr_db: float, rng: np.random.Generato
     """Mix in `noise` (looped from a random place) at `snr_db` relative to the whole recording's power."""
     repeated = np.resize(np.roll(noise, int(rng.integers(len(noise)))), len(audio))
     ratio = np.sqrt(np.mean(audio**2) + 1e-12) / np.sqrt(np.mean(repeated**2) + 1e-12)
-    return audio + (repeated * ratio * 10 ** (-snr_db / 20)).astype(np.float32)
+    mixed: Audio = audio + (repeated * ratio * 10 ** (-snr_db / 20)).astype(np.float32)
+    return mixed
 
 
 def coloured_noise(length: int, rng: np.random.Generator) -> Audio:

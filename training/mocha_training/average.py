@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-
 from mocha_model.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 
 
@@ -13,6 +12,7 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
 
     Raises:
         CheckpointError: there is nothing to average, or the checkpoints are not of one configuration.
+
     """
     loaded = [load_checkpoint(path) for path in paths]
     if not loaded or any(c.config != loaded[-1].config for c in loaded):

@@ -9,15 +9,15 @@ from typing import Annotated
 import numpy as np
 import torch
 import typer
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
-
 from mocha_model import config as model_config
 from mocha_model.checkpoint import CheckpointError, load_checkpoint
 from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
 from mocha_training import recipes
 from mocha_training.augment import Augmenter
 from mocha_training.data import Corpus, CorpusError, load_corpus, trainable
@@ -35,7 +35,9 @@ def _fail(message: object) -> typer.Exit:
 def feature_statistics(model: SpeechModel, corpus: Corpus, count: int, seed: int) -> None:
     """Set the normalisation of `model` from `count` utterances of `corpus`."""
     chosen = np.random.default_rng(seed).permutation(len(corpus.utterances))[:count]
-    frames = [model.features.raw(torch.from_numpy(a)[None], torch.tensor([len(a)]))[0][0] for a in map(corpus.audio, chosen)]
+    frames = [
+        model.features.raw(torch.from_numpy(a)[None], torch.tensor([len(a)]))[0][0] for a in map(corpus.audio, chosen)
+    ]
     everything = torch.cat(frames)
     model.features.set_normalization(everything.mean(0), everything.std(0))
 
@@ -85,7 +87,9 @@ def evaluate(
     model: Annotated[Path | None, typer.Option(help="checkpoint; the bundled one if not given")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
     limit: Annotated[int, typer.Option(help="only the first N utterances; 0 for all")] = 0,
-    hypotheses: Annotated[Path | None, typer.Option(help="write every utterance's texts to this JSON lines file")] = None,
+    hypotheses: Annotated[
+        Path | None, typer.Option(help="write every utterance's texts to this JSON lines file")
+    ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads; the real-time factor is per these")] = 1,
 ) -> None:
     """WER, CER, CTC branch, emission latency against a CTC forced alignment, token counts and real-time factor."""

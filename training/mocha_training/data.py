@@ -16,12 +16,11 @@ from pathlib import Path
 import av
 import numpy as np
 import torch
+from mocha_model.config import SAMPLE_RATE
+from mocha_model.tokenizer import Tokenizer, normalize_text
 from numpy.typing import NDArray
 from rich.progress import track
 from torch import Tensor
-
-from mocha_model.config import SAMPLE_RATE
-from mocha_model.tokenizer import Tokenizer, normalize_text
 
 Samples = NDArray[np.int16]
 
@@ -67,7 +66,7 @@ class Corpus:
 def decode_audio(data: bytes, name: str) -> Samples:
     """Any audio file's bytes to mono int16 at 16 kHz; raises CorpusError."""
     try:
-        with av.open(io.BytesIO(data)) as container:
+        with av.open(io.BytesIO(data), mode="r") as container:
             resampler = av.AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
             frames = [f for frame in container.decode(audio=0) for f in resampler.resample(frame)]
             frames += resampler.resample(None)
@@ -88,6 +87,7 @@ def load_corpus(manifest: Path, cache: Path | None = None) -> Corpus:
 
     Raises:
         CorpusError: the manifest or something it names is missing or unreadable.
+
     """
     if not manifest.is_file():
         raise CorpusError(f"{manifest}: no such manifest")
@@ -181,6 +181,7 @@ class Batch:
     Attributes:
         samples: [B, N] float32. num_samples: [B] int64.
         tokens: [B, U] int64, ended by eos, padded with 0. num_tokens: [B] int64, eos counted.
+
     """
 
     samples: Tensor

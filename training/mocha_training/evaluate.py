@@ -8,12 +8,12 @@ from typing import Any
 import jiwer
 import numpy as np
 import torch
-from rapidfuzz.distance import Levenshtein
-from torch import Tensor
-
 from mocha_model.config import SAMPLE_RATE
 from mocha_model.emissions import Emission, text_of
 from mocha_model.recognizer import Recognizer
+from rapidfuzz.distance import Levenshtein
+from torch import Tensor
+
 from mocha_training.data import Corpus, collate
 from mocha_training.losses import ctc_boundaries
 
@@ -48,9 +48,7 @@ def character_latencies(
     for block in Levenshtein.opcodes(hypothesis, reference):
         if block.tag != "equal":
             continue
-        for h, r in zip(
-            range(block.src_start, block.src_end), range(block.dest_start, block.dest_end), strict=True
-        ):
+        for h, r in zip(range(block.src_start, block.src_end), range(block.dest_start, block.dest_end), strict=True):
             if reference[r] != " " and boundaries[r] >= 0:
                 late.append((spoken[h].frame - boundaries[r]) * frame_ms)
     return tuple(late)

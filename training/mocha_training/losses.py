@@ -1,10 +1,9 @@
 """Training objectives over what the model returns. Plain functions on tensors; no model, no loop."""
 
 import torch
+from mocha_model.streaming import valid_mask
 from torch import Tensor
 from torch.nn import functional
-
-from mocha_model.streaming import valid_mask
 
 
 def label_smoothed_cross_entropy(logits: Tensor, tokens: Tensor, num_tokens: Tensor, smoothing: float) -> Tensor:
@@ -22,7 +21,7 @@ def label_smoothed_cross_entropy(logits: Tensor, tokens: Tensor, num_tokens: Ten
 def localized_label_smoothing(logits: Tensor, tokens: Tensor, num_tokens: Tensor, weights: tuple[float, ...]) -> Tensor:
     """Cross-entropy whose target gives mass to neighbouring tokens of the transcript (Chorowski & Jaitly 2017).
 
-    `weights` are for the neighbours at [-k ... -1, 1 ... k], such as (0.015, 0.035, 0.035, 0.015) in Chiu & Raffel 2018,
+    `weights` are for neighbours [-k ... -1, 1 ... k], such as (0.015, 0.035, 0.035, 0.015) in Chiu & Raffel 2018,
     A.1; the rest of the mass stays on the token itself. Neighbours outside the transcript give theirs back to it.
     """
     log_probs = logits.float().log_softmax(-1)

@@ -9,10 +9,10 @@ import matplotlib
 matplotlib.use("Agg")
 import torch
 from matplotlib.figure import Figure
-
 from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
+
 from mocha_training.data import Corpus, collate
 
 
@@ -43,7 +43,9 @@ def draw_training_alignment(model: SpeechModel, tokenizer: Tokenizer, corpus: Co
     for e in shown:
         axes[1].axvline(e.frame, color="white", alpha=0.15, linewidth=1)
         axes[1].annotate(e.text, (e.frame, -0.6), ha="center", va="bottom", fontsize=7, annotation_clip=False)
-    axes[2].set(xlabel=f"encoder frame ({1000 * model.config.frame_samples / 16000:.0f} ms); above alpha: decoded online")
+    axes[2].set(
+        xlabel=f"encoder frame ({1000 * model.config.frame_samples / 16000:.0f} ms); above alpha: decoded online"
+    )
     return figure
 
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from mocha_model.checkpoint import save_checkpoint
+from mocha_model.model import SpeechModel
+from mocha_model.recognizer import Recognizer
+from mocha_model.tokenizer import Tokenizer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.tensorboard import SummaryWriter
 
-from mocha_model.checkpoint import save_checkpoint
-from mocha_model.model import SpeechModel
-from mocha_model.recognizer import Recognizer
-from mocha_model.tokenizer import Tokenizer
 from mocha_training import losses, pictures
 from mocha_training.augment import Augmenter, spec_augment
 from mocha_training.config import TrainConfig
@@ -72,7 +72,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.98))
         self.step = self.epoch = self.batch_in_epoch = 0
         self.elapsed_s = self.heard_s = 0.0
-        self.writer = SummaryWriter(str(directory / "tensorboard"))  # type: ignore[no-untyped-call]
+        self.writer = SummaryWriter(str(directory / "tensorboard"))
 
     @property
     def progress(self) -> float:
@@ -84,7 +84,7 @@ class Trainer:
         """Train to the end; the averaged model is ``final.safetensors``."""
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
         with Progress(*columns, TimeRemainingColumn()) as bar:
-            task = bar.add_task("training", total=1.0, completed=self.progress)
+            task = bar.add_task("training", total=1.0)
             while self.progress < 1:
                 for batch in self._loader():
                     began = time.perf_counter()
@@ -174,7 +174,7 @@ class Trainer:
             log.write(json.dumps(row) + "\n")
         for name, value in row.items():
             if isinstance(value, float) and name not in ("elapsed_s", "progress"):
-                self.writer.add_scalar(name, value, self.step)  # type: ignore[no-untyped-call]
+                self.writer.add_scalar(name, value, self.step)
 
     def evaluate(self, dev: Corpus) -> dict[str, Any]:
         """Dev figures, and alignment pictures of the first utterances in TensorBoard."""
@@ -182,7 +182,7 @@ class Trainer:
         report, results = evaluate_corpus(recognizer, dev)
         for index in range(min(3, len(dev.utterances))):
             figure = pictures.draw_training_alignment(self.model, self.tokenizer, dev, index)
-            self.writer.add_figure(f"alignment/{index}", figure, self.step)  # type: ignore[no-untyped-call]
+            self.writer.add_figure(f"alignment/{index}", figure, self.step)
         sample = results[len(results) // 2]
         examples = {"reference": sample.reference, "hypothesis": sample.hypothesis, "ctc": sample.ctc}
         return {f"dev_{k}": v for k, v in report.items() if isinstance(v, float)} | examples
@@ -197,7 +197,9 @@ class Trainer:
         partial = self.directory / "last.pt.partial"
         torch.save(state, partial)
         partial.replace(self.directory / "last.pt")
-        save_checkpoint(self.directory / f"step-{self.step:06d}.safetensors", self.model, self.tokenizer, self.provenance())
+        save_checkpoint(
+            self.directory / f"step-{self.step:06d}.safetensors", self.model, self.tokenizer, self.provenance()
+        )
         for old in sorted(self.directory.glob("step-*.safetensors"))[: -self.config.average_last]:
             old.unlink()
 
@@ -219,7 +221,7 @@ class Trainer:
 
         paths = sorted(self.directory.glob("step-*.safetensors"))
         average_checkpoints(paths, self.directory / "final.safetensors")
-        self.writer.close()  # type: ignore[no-untyped-call]
+        self.writer.close()
 
     def provenance(self) -> dict[str, Any]:
         """What made these weights."""

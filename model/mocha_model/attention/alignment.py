@@ -24,6 +24,7 @@ def monotonic_alignment(
 
     Returns:
         [B, T], each row a distribution that lacks the mass of "nothing selected".
+
     """
     stay = pad(1 - p_choose[..., :-1], (1, 0))  # 1 - p_{j-1}
     if mode == "parallel":
@@ -38,7 +39,7 @@ def monotonic_alignment(
 
 
 def simplified_alignment(p_choose: Tensor) -> Tensor:
-    """alpha without alpha_{i-1}: ``p_j prod_{l<j} (1 - p_l)`` (sMoChA, MTA); [B, T] -> [B, T]."""
+    """Alpha without alpha_{i-1}: ``p_j prod_{l<j} (1 - p_l)`` (sMoChA, MTA); [B, T] -> [B, T]."""
     first = torch.zeros_like(p_choose)
     first[..., 0] = 1.0
     return monotonic_alignment(p_choose, first)
@@ -61,6 +62,7 @@ def chunkwise_alignment(monotonic: Tensor, chunk_energies: Tensor, chunk_width: 
 
     Returns:
         [B, T] with the same sum as alpha.
+
     """
     if chunk_width < 1:
         raise ValueError("chunk_width is at least 1")

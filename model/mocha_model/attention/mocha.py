@@ -22,6 +22,7 @@ class MochaKeys:
         values: [B, T, D] the memory itself.
         mask: [B, T] bool, true where the memory is real.
         directions: [2d, 2], see `MochaAttention.directions`.
+
     """
 
     keys: Tensor
@@ -55,7 +56,8 @@ class MochaAttention(nn.Module):
     def directions(self) -> Tensor:
         """``g v/|v|`` of both energies as one block-diagonal matrix [2d, 2], so that one product gives both."""
         rows = self.direction * (self.gain / self.direction.norm(dim=1))[:, None]
-        return torch.block_diag(rows[0, :, None], rows[1, :, None])
+        zeros = torch.zeros_like(rows[0])
+        return torch.stack([torch.cat([rows[0], zeros]), torch.cat([zeros, rows[1]])], dim=1)
 
     def energies(self, query: Tensor, keys: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Monotonic and chunk energies e, u [B, T] float32 of decoder state `query` [B, S] over `keys` [B, T, 2d].
@@ -83,6 +85,7 @@ class MochaAttention(nn.Module):
 
         Returns:
             ``(context [B, D], alpha [B, T], beta [B, T])``, alignments in float32.
+
         """
         e, u = self.energies(query, memory.keys, memory.directions)
         if noise_std:

@@ -1,8 +1,8 @@
 """First-order linear recurrences, exactly and in parallel.
 
 ``q_j = a_j q_{j-1} + b_j`` is a scan over an associative operation, so it takes log2(T) passes over [B, T]
-(Hillis & Steele 1986) and no division: unlike the closed form of Chiu & Raffel 2018, eq. 12, it stays exact for p near 0
-and 1 and for long memories. The adjoint is the same recurrence run backwards.
+(Hillis & Steele 1986) and no division: unlike the closed form of Chiu & Raffel 2018, eq. 12, it is exact for p near
+0 and 1 and for long memories. The adjoint is the same recurrence run backwards.
 """
 
 from typing import Any
@@ -25,13 +25,13 @@ def _scan(a: Tensor, b: Tensor) -> Tensor:
 
 class _LinearRecurrence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:  # noqa: D102
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
         q = _scan(a, b)
         ctx.save_for_backward(a, q)
         return q
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         a, q = ctx.saved_tensors
         # lambda_j = g_j + a_{j+1} lambda_{j+1}, then dL/db_j = lambda_j and dL/da_j = lambda_j q_{j-1}
         a_next = torch.nn.functional.pad(a[..., 1:], (0, 1))
@@ -48,6 +48,7 @@ def linear_recurrence(a: Tensor, b: Tensor) -> Tensor:
 
     Returns:
         q: [..., T], differentiable once in both arguments.
+
     """
     q: Tensor = _LinearRecurrence.apply(a, b)  # type: ignore[no-untyped-call]
     return q

@@ -1,0 +1,67 @@
+"""The ASGI application: puts engine, protocols and page together."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from fastapi import FastAPI, Request, Response
+from fastapi.staticfiles import StaticFiles
+from mocha_model.recognizer import Recognizer
+
+from mocha_server.engine import Engine
+from mocha_server.metrics import Metrics
+from mocha_server.protocols import native, openai_transcriptions
+from mocha_server.settings import Settings
+
+WEB = Path(__file__).parent / "web"
+POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'"
+PAGE_PATHS = ("/", "/index.html", "/app.js", "/recorder.js", "/style.css")
+
+
+def create_app(settings: Settings | None = None, recognizer: Recognizer | None = None) -> FastAPI:
+    """An application with its own engine; `recognizer` instead of the checkpoint of `settings` if given.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be used.
+
+    """
+    settings = settings or Settings()
+    recognizer = recognizer or Recognizer.load(settings.model)
+    metrics = Metrics()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        torch.set_num_threads(settings.threads)
+        engine = Engine(recognizer, settings.max_streams, settings.block_ms, settings.max_buffer_s, metrics)
+        app.state.engine, app.state.settings = engine, settings
+        engine.start()
+        yield
+        engine.stop()
+
+    app = FastAPI(title="mocha-asr", version=version("mocha-asr"), lifespan=lifespan)
+    app.include_router(native.router)
+    app.include_router(openai_transcriptions.router)
+
+    @app.get("/health")
+    async def health(request: Request) -> dict[str, str | int]:
+        """Whether the server takes streams, and how many it has."""
+        engine: Engine = request.app.state.engine
+        return {"status": "ok", "model": engine.info.name, "streams": engine.num_streams, "capacity": engine.capacity}
+
+    @app.get("/metrics")
+    async def prometheus() -> Response:
+        """Prometheus' text format."""
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+
+    @app.middleware("http")
+    async def secure(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        response = await call_next(request)
+        if request.url.path in PAGE_PATHS:
+            response.headers["Content-Security-Policy"] = POLICY
+            response.headers["X-Content-Type-Options"] = "nosniff"
+        return response
+
+    app.mount("/", StaticFiles(directory=WEB, html=True))
+    return app

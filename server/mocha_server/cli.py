@@ -1,0 +1,111 @@
+"""The commands `serve` and `transcribe`. Reads options and prints; the work is elsewhere."""
+
+import sys
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import torch
+import typer
+import uvicorn
+from mocha_model.checkpoint import CheckpointError
+from mocha_model.recognizer import Recognizer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from mocha_server.app import create_app
+from mocha_server.audio import AudioError, decode_file
+from mocha_server.messages import Segment
+from mocha_server.settings import Settings
+from mocha_server.subtitles import srt, vtt
+from mocha_server.transcript import ModelInfo, Transcript
+
+console = Console(stderr=True)
+
+
+class Format(StrEnum):
+    """What `transcribe` writes."""
+
+    TEXT = "text"
+    JSON = "json"
+    SRT = "srt"
+    VTT = "vtt"
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="address to listen at [127.0.0.1, or MOCHA_HOST]")] = None,
+    port: Annotated[int | None, typer.Option(help="port [8000, or MOCHA_PORT]")] = None,
+    model: Annotated[Path | None, typer.Option(help="checkpoint; the bundled one if not given")] = None,
+    max_streams: Annotated[int | None, typer.Option(help="streams at once; more are refused [512]")] = None,
+) -> None:
+    """Serve WebSocket streams, file uploads and the microphone page."""
+    given = {"host": host, "port": port, "model": model, "max_streams": max_streams}
+    settings = Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    try:
+        app = create_app(settings)
+    except CheckpointError as error:
+        console.print(f"[red]error:[/red] {error}")
+        raise typer.Exit(1) from error
+    shown = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0") else settings.host
+    console.print(f"open http://{shown}:{settings.port}/ and speak; API documentation at /docs")
+    uvicorn.run(app, host=settings.host, port=settings.port, log_level="warning", ws="websockets-sansio")
+
+
+def _segments(recognizer: Recognizer, path: Path, bar: Progress) -> Iterator[Segment]:
+    """Closed segments of a file as they come."""
+    info = ModelInfo(
+        recognizer.name,
+        recognizer.sample_rate,
+        recognizer.frame_samples,
+        recognizer.latency_samples,
+        recognizer.chunk_width,
+    )
+    transcript, state = Transcript(info), recognizer.init_state(1)
+    task = bar.add_task(path.name, total=None)
+    done = 0
+    for block in decode_file(str(path), recognizer.sample_rate):
+        emissions, state = recognizer.step(torch.from_numpy(block)[None], torch.tensor([len(block)]), state)
+        yield from (m for m in transcript.push(emissions[0]) if isinstance(m, Segment))
+        done += len(block)
+        bar.update(task, description=f"{path.name}  {done / recognizer.sample_rate:.0f} s heard")
+    emissions, _ = recognizer.flush(state, torch.tensor([True]))
+    yield from (m for m in transcript.push(emissions[0]) if isinstance(m, Segment))
+
+
+def transcribe(
+    files: Annotated[list[Path], typer.Argument(help="audio files of any format")],
+    output: Annotated[Format, typer.Option("--format", help="what to write to standard output")] = Format.TEXT,
+    model: Annotated[Path | None, typer.Option(help="checkpoint; the bundled one if not given")] = None,
+) -> None:
+    """Transcribe files on this machine, without a server. With json, one object per file and line."""
+    failed = False
+    try:
+        recognizer = Recognizer.load(model)
+    except CheckpointError as error:
+        console.print(f"[red]error:[/red] {error}")
+        raise typer.Exit(1) from error
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        for path in files:
+            try:
+                segments = list(_segments(recognizer, path, bar))
+            except (AudioError, OSError) as error:
+                console.print(f"[red]error:[/red] {path}: {error}")
+                failed = True
+                continue
+            sys.stdout.write(_render(segments, output))
+            sys.stdout.flush()
+    if failed:
+        raise typer.Exit(1)
+
+
+def _render(segments: list[Segment], output: Format) -> str:
+    text = " ".join(s.text for s in segments)
+    if output is Format.TEXT:
+        return text + "\n"
+    if output is Format.JSON:
+        words = [{"word": w.word, "start": w.start, "end": w.end} for s in segments for w in s.words]
+        return orjson.dumps({"text": text, "words": words}).decode() + "\n"
+    return srt(segments) if output is Format.SRT else vtt(segments)
