@@ -153,7 +153,8 @@ class Encoder(nn.Module):
         """`num_maps` feature maps (1, or 3 with deltas) share the `num_features` values of a frame."""
         super().__init__()
         self.num_maps, self.output_size = num_maps, config.projection_size
-        channels, bins = num_maps, num_features // num_maps
+        channels = num_maps
+        bins = self.num_bins = num_features // num_maps
         grid: list[nn.Module] = []
         for out_channels in config.conv_channels:
             conv = CausalConv(channels, out_channels, bins, stride=2)
@@ -175,7 +176,7 @@ class Encoder(nn.Module):
 
     def step(self, x: Tensor, num_valid: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
         """[B, F, num_features] -> [B, T, D]."""
-        x, new_state = x.reshape(x.shape[0], x.shape[1], self.num_maps, -1).transpose(2, 3), []
+        x, new_state = x.reshape(*x.shape[:2], self.num_maps, self.num_bins).transpose(2, 3), []
         for layer, layer_state in zip((*self.grid, *self.stack), state, strict=True):
             if layer is self.stack[0]:
                 x = x.flatten(2)
@@ -185,7 +186,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, num_valid: Tensor) -> tuple[Tensor, Tensor]:
         """Whole utterances; equals `step` from the initial state (and is tested to)."""
-        x = x.reshape(x.shape[0], x.shape[1], self.num_maps, -1).transpose(2, 3)
+        x = x.reshape(*x.shape[:2], self.num_maps, self.num_bins).transpose(2, 3)
         for layer in self.grid:
             x, num_valid = layer(x, num_valid)
         x = x.flatten(2)

@@ -1,0 +1,131 @@
+"""Fixtures for all tests: synthesized clips, a recogniser that emits plenty, and a real server on a free port."""
+
+import json
+import os
+import socket
+import threading
+import time
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import uvicorn
+from numpy.typing import NDArray
+
+from mocha_model.config import ModelConfig, tiny
+from mocha_model.model import SpeechModel
+from mocha_model.recognizer import Recognizer
+from mocha_model.tokenizer import Tokenizer
+from mocha_server.app import create_app
+from mocha_server.settings import Settings
+
+torch.set_num_threads(1)  # the models here are small; more threads only fight each other
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def read_wav(path: Path) -> NDArray[np.int16]:
+    with wave.open(str(path)) as file:
+        assert file.getframerate() == 16_000 and file.getnchannels() == 1
+        return np.frombuffer(file.readframes(file.getnframes()), np.int16)
+
+
+@pytest.fixture(scope="session")
+def clip() -> NDArray[np.int16]:
+    """About four seconds of synthesized speech, int16 at 16 kHz."""
+    return read_wav(FIXTURES / "weather.wav")
+
+
+def lively_recognizer(config: ModelConfig | None = None) -> Recognizer:
+    """A small untrained model whose attention fires often, at irregular frames, with all kinds of layers."""
+    torch.manual_seed(1)
+    tokenizer = Tokenizer.from_texts(["abcdefghijklmnopqrstuvwxyz"])
+    model = SpeechModel(config or tiny(tokenizer.vocab_size)).train()
+    with torch.no_grad():
+        for scaled in (
+            model.decoder.attention.memory_projection,
+            model.decoder.output,
+            model.encoder.stack[0].projection,
+        ):
+            scaled.weight.mul_(8)
+        for _ in range(30):  # batch norm statistics
+            samples = torch.randn(4, 30_000) * 0.1 * torch.linspace(0, 1, 30_000)
+            memory, lengths = model.encode(*model.features(samples, torch.tensor([30_000, 20_000, 30_000, 25_000])))
+        attention = model.eval().decoder.attention
+        attention.gain.fill_(6.0)
+        e, _ = attention.energies(
+            torch.zeros(4, model.decoder.cell.hidden_size), attention.memory_projection(memory), attention.directions()
+        )
+        attention.bias[0] -= e.quantile(0.75)
+    return Recognizer(model, tokenizer, {"name": "lively"})
+
+
+@pytest.fixture(scope="session")
+def lively() -> Recognizer:
+    return lively_recognizer()
+
+
+@pytest.fixture(scope="session")
+def bundled() -> Recognizer:
+    return Recognizer.load()
+
+
+class Server:
+    """A real uvicorn on a free port in a thread of its own."""
+
+    def __init__(self, recognizer: Recognizer, **settings: object) -> None:
+        self.app = create_app(Settings(**settings), recognizer)  # type: ignore[arg-type]
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = listener.getsockname()[1]
+        config = uvicorn.Config(self.app, log_level="warning", ws="websockets-sansio")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, args=([listener],))
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.01)
+
+    @property
+    def http(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"ws://127.0.0.1:{self.port}/v1/stream"
+
+    @property
+    def num_streams(self) -> int:
+        return int(self.app.state.engine.num_streams)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+
+@pytest.fixture(scope="session")
+def server(bundled: Recognizer) -> Iterator[Server]:
+    running = Server(bundled, idle_s=5)
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def lively_server(lively: Recognizer) -> Iterator[Server]:
+    running = Server(lively)
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def speech_directory() -> Path:
+    """Real recorded speech; tests that need it skip plainly where there is none."""
+    path = Path(os.environ.get("MOCHA_SPEECH", Path(__file__).parents[2] / "shared" / "speech"))
+    if not (path / "dev.jsonl").is_file():
+        pytest.skip(f"needs recorded speech: no dev.jsonl in {path} (set MOCHA_SPEECH)")
+    return path
+
+
+def load_jsonl(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,0 +1,52 @@
+"""Online decoding against algorithm 1 of Chiu & Raffel 2018, followed line by line for one utterance."""
+
+import torch
+
+from mocha_model.model import SpeechModel
+from mocha_model.recognizer import Recognizer
+
+
+def algorithm_1(model: SpeechModel, memory: torch.Tensor, max_per_frame: int) -> list[tuple[int, int]]:
+    """(frame, token) pairs for memory [T, D] without segments: plain loops over one row."""
+    decoder, attention, width = model.decoder, model.decoder.attention, model.decoder.attention.chunk_width
+    state, token, t, repeats = decoder.init_state(1), 1, 0, 0
+    keys, directions, found = attention.memory_projection(memory), attention.directions(), []
+    while True:
+        for j in range(t, len(memory)):
+            e, _ = attention.energies(state.hidden, keys[None, j : j + 1], directions)
+            if e.sigmoid().item() >= 0.5:
+                break
+        else:
+            return found
+        v = max(0, j - width + 1)
+        _, u = attention.energies(state.hidden, keys[None, v : j + 1], directions)
+        context = u[0].softmax(0) @ memory[v : j + 1]
+        state = decoder.step(torch.tensor([token]), context[None], state)
+        logits = decoder.logits(state.hidden, context[None])[0]
+        logits[[0, 1, 3]] = -torch.inf
+        token = int(logits.argmax())
+        repeats = repeats + 1 if found and found[-1][0] == j else 1
+        t = j + (repeats >= max_per_frame)
+        found.append((j, token))
+        if token == 2:
+            return found
+
+
+@torch.inference_mode()
+def test_online_search_follows_algorithm_1(lively: Recognizer):
+    samples = torch.randn(1, 60_000, generator=torch.Generator().manual_seed(3)) * 0.1
+    samples = samples * (torch.arange(60_000) / 5000).sin().abs()
+    model = lively.model
+    memory, _ = model.encode(*model.features(samples, torch.tensor([60_000])))
+    expected = algorithm_1(model, memory[0], model.config.decoder.max_emissions_per_frame)
+    symbols, _ = lively._search.step(
+        memory,
+        torch.ones(1, memory.shape[1], dtype=torch.bool),
+        torch.tensor([memory.shape[1]]),
+        lively._search.init_state(1),
+    )
+    space = lively.tokenizer.encode(" ")[0]
+    shown = [(j, y) for k, (j, y) in enumerate(expected) if y != space or (k and expected[k - 1][1] != space)]
+    got = [(s.frame, s.token) for s in symbols]
+    assert len(expected) > 10
+    assert got[: len(shown)] == shown
