@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 import wave
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -129,3 +129,17 @@ def speech_directory() -> Path:
 
 def load_jsonl(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def make_server() -> Iterator[Callable[..., Server]]:
+    """Servers with settings of their own, stopped after the test."""
+    running: list[Server] = []
+
+    def make(recognizer: Recognizer, **settings: object) -> Server:
+        running.append(Server(recognizer, **settings))
+        return running[-1]
+
+    yield make
+    for server in running:
+        server.stop()

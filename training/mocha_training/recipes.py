@@ -26,8 +26,19 @@ def warm_start() -> TrainConfig:
 
 
 def bundled() -> TrainConfig:
-    """The bundled model: CTC warm start, then CTC + MoChA with CTC-synchronous boundaries and quantity loss."""
-    return TrainConfig()
+    """The bundled model: more CTC alone, then CTC + MoChA with CTC-synchronous boundaries and quantity loss."""
+    moderate = AugmentConfig(
+        speed_range=0.1,
+        gain_db=8,
+        noise_probability=0.2,
+        room_probability=0.1,
+        join_probability=0.05,
+        freq_mask_bins=10,
+        time_mask_frames=20,
+    )
+    return TrainConfig(
+        ctc_only=0.42, batch_seconds=60, max_seconds=10.0, spec_augment_from=0.3, evaluate_every=2500, augment=moderate
+    )
 
 
 def plain() -> TrainConfig:

@@ -1,0 +1,70 @@
+"""Decoding of raw encodings and files: exact tables, chunk-invariant resampling, typed errors."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mocha_server.audio import ALAW, MULAW, AudioError, RawDecoder, decode_file
+from mocha_server.messages import Encoding, ErrorCode
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+FORMATS = ["weather.wav", "weather.flac", "weather.mp3", "weather.ogg", "weather.opus", "weather.m4a", "weather.webm"]
+
+
+def test_g711_tables_at_known_points():
+    # ITU-T G.711 as 16-bit values: the loudest codes, the quietest, and the signs.
+    assert (MULAW[[0x00, 0x80, 0xFF, 0x7F]] * 32768).tolist() == [-32124, 32124, 0, 0]
+    assert (ALAW[[0xAA, 0x2A, 0xD5, 0x55]] * 32768).tolist() == [32256, -32256, 8, -8]
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.lists(st.integers(1, 5000), max_size=10), st.sampled_from([8000, 11025, 24000, 44100, 48000]))
+def test_resampling_does_not_depend_on_the_cuts(cuts: list[int], rate: int):
+    data = (np.sin(np.arange(12_000) * 0.05) * 9000).astype("<i2").tobytes()
+
+    def run(pieces: list[bytes]) -> NDArray[np.float32]:
+        decoder = RawDecoder(Encoding.PCM_S16LE, rate, 1, 16_000)
+        parts = [decoder.push(piece) for piece in pieces]
+        return np.concatenate([*parts, decoder.finish()])
+
+    pieces, at = [], 0
+    for cut in cuts:
+        pieces.append(data[at : at + cut])
+        at += cut
+    np.testing.assert_array_equal(run([*pieces, data[at:]]), run([data]))
+    assert abs(len(run([data])) - 12_000 * 16_000 / rate) <= 2
+
+
+def test_channels_are_averaged():
+    decoder = RawDecoder(Encoding.PCM_S16LE, 16_000, 2, 16_000)
+    samples = decoder.push(np.array([[1000, 3000], [-500, 500]], "<i2").tobytes())
+    np.testing.assert_allclose(samples * 32768, [2000, 0])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_gives_the_same_speech(name: str, clip: NDArray[np.int16]):
+    samples = np.concatenate(list(decode_file(str(FIXTURES / name), 16_000)))
+    assert abs(len(samples) - len(clip)) < 2500  # codecs pad
+    reference = clip.astype(np.float32) / 32768
+    spectrum = np.abs(np.fft.rfft(samples, 1 << 17)) * np.abs(np.fft.rfft(reference, 1 << 17))
+    energy = np.sqrt(
+        (np.abs(np.fft.rfft(samples, 1 << 17)) ** 2).sum() * (np.abs(np.fft.rfft(reference, 1 << 17)) ** 2).sum()
+    )
+    assert spectrum.sum() / energy > 0.8
+
+
+def test_a_truncated_file_gives_what_could_be_decoded():
+    samples = np.concatenate(list(decode_file(str(FIXTURES / "truncated.mp3"), 16_000)))
+    assert 0.5 < len(samples) / 16_000 < 3
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 100, (FIXTURES / "document.wav").read_bytes(), b"RIFF"])
+def test_files_that_are_no_audio(data: bytes):
+    with pytest.raises(AudioError) as caught:
+        list(decode_file(io.BytesIO(data), 16_000))
+    assert caught.value.code in (ErrorCode.UNSUPPORTED_MEDIA, ErrorCode.EMPTY_AUDIO)

@@ -1,0 +1,107 @@
+"""The native protocol without sockets: every message and every mistake."""
+
+import json
+
+import numpy as np
+import pytest
+
+from mocha_model.emissions import Emission
+from mocha_server.messages import End, Error, ErrorCode, Ready, Segment, Text
+from mocha_server.session import Session, State
+from mocha_server.transcript import ModelInfo
+
+INFO = ModelInfo("test", 16_000, 640, 400, 4)
+
+
+def started(**fields: object) -> Session:
+    session = Session("s1", INFO)
+    received = session.receive(json.dumps({"type": "start", **fields}))
+    assert isinstance(received.messages[0], Ready), received
+    return session
+
+
+def fatal(session: Session, data: str | bytes) -> Error:
+    (error,) = session.receive(data).messages
+    assert isinstance(error, Error) and error.fatal and session.state is State.CLOSED
+    return error
+
+
+def spell(text: str, frame: int = 0) -> list[Emission]:
+    return [Emission(c, frame + k, 0.75, False, (0.1, 0.2, 0.3, 0.4)) for k, c in enumerate(text)]
+
+
+END = Emission("", 99, 0.0, True, (0.0,) * 4)
+
+
+def test_ready_tells_the_models_sizes():
+    (ready,) = Session("s1", INFO).receive('{"type":"start"}').messages
+    assert ready == Ready(session="s1", model="test", sample_rate=16_000, frame_ms=40, latency_ms=25, chunk_width=4)
+
+
+@pytest.mark.parametrize(
+    "data", [b"\0\0", "hello", "{}", '{"type":"finish"}', "[]", '{"type":"start","encoding":"flac"}']
+)
+def test_anything_but_a_good_start_is_refused(data: str | bytes):
+    assert fatal(Session("s1", INFO), data).code is ErrorCode.START_EXPECTED
+
+
+@pytest.mark.parametrize(
+    "fields", [{"sample_rate": 7999}, {"sample_rate": 48001}, {"channels": 0}, {"channels": 9}, {"x": 1}]
+)
+def test_limits_of_start(fields: dict[str, int]):
+    assert fatal(Session("s1", INFO), json.dumps({"type": "start", **fields})).code is ErrorCode.START_EXPECTED
+
+
+def test_text_where_audio_is_due_and_a_second_start():
+    assert fatal(started(), "hello").code is ErrorCode.INVALID_MESSAGE
+    assert fatal(started(), '{"type":"start"}').code is ErrorCode.INVALID_MESSAGE
+
+
+def test_audio_after_finish():
+    session = started()
+    session.receive('{"type":"finish"}')
+    assert fatal(session, b"\0\0").code is ErrorCode.INVALID_MESSAGE
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_floats_that_are_no_audio(bad: float):
+    session = started(encoding="pcm_f32le")
+    assert fatal(session, np.array([0, bad], "<f4").tobytes()).code is ErrorCode.INVALID_AUDIO
+
+
+def test_samples_cut_across_messages_are_joined():
+    session, samples = started(), np.arange(-500, 500, dtype="<i2")
+    data = samples.tobytes()
+    got = [session.receive(data[k : k + 3]).samples for k in range(0, len(data), 3)]
+    np.testing.assert_array_equal(np.concatenate(got), samples.astype(np.float32) / 32768)
+
+
+def test_an_odd_last_byte_is_a_warning_and_loses_nothing_else():
+    session = started()
+    assert len(session.receive(b"\0\0\0").samples) == 1
+    received = session.receive('{"type":"finish"}')
+    (warning,) = received.messages
+    assert isinstance(warning, Error) and not warning.fatal and warning.code is ErrorCode.INVALID_AUDIO
+    assert received.finished
+
+
+def test_deltas_are_the_transcript_and_segments_hold_words():
+    session = started()
+    messages = (
+        session.emitted(spell("hi you", 10)) + session.emitted([END, *spell("then", 60)]) + session.emitted([END])
+    )
+    deltas = "".join(m.delta for m in messages if isinstance(m, Text))
+    segments = [m for m in messages if isinstance(m, Segment)]
+    assert deltas == "hi you then"
+    assert [s.text for s in segments] == ["hi you", "then"]
+    assert [(w.word, w.start, w.end) for w in segments[0].words] == [("hi", 0.4, 0.48), ("you", 0.52, 0.64)]
+    first = next(m for m in messages if isinstance(m, Text)).characters[0]
+    assert (first.frame, first.time, first.p, first.chunk) == (10, 0.425, 0.75, [0.1, 0.2, 0.3, 0.4])
+    assert session.ended() == End(segments=2, duration=0.0)
+
+
+def test_duration_counts_samples_heard():
+    session = started(sample_rate=8000, encoding="mulaw")
+    session.receive(b"\xff" * 8000)
+    session.receive('{"type":"finish"}')
+    assert session.ended().duration == pytest.approx(1.0, abs=0.01)

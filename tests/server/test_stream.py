@@ -1,0 +1,186 @@
+"""The native protocol over real sockets, with a model that emits plenty: chunking, company, and every bad input."""
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from mocha_model.recognizer import Recognizer
+
+Frames = list[tuple[str, int]]
+
+
+async def exchange(url: str, pieces: list[bytes | str], **start: Any) -> list[dict[str, Any]]:
+    """Send a start message and `pieces`; everything the server says until it closes."""
+    said: list[dict[str, Any]] = []
+    async with connect(url, max_size=None) as socket:
+
+        async def feed() -> None:
+            await socket.send(json.dumps({"type": "start"} | start))
+            for piece in pieces:
+                await socket.send(piece)
+
+        feeder = asyncio.create_task(feed())
+        try:
+            async for message in socket:
+                said.append(json.loads(message))
+        except ConnectionClosed:
+            pass
+        feeder.cancel()
+        await asyncio.gather(feeder, return_exceptions=True)
+    return said
+
+
+FINISH = '{"type":"finish"}'
+
+
+def frames(said: list[dict[str, Any]]) -> Frames:
+    return [(c["text"], c["frame"]) for m in said if m["type"] == "text" for c in m["characters"]]
+
+
+def cut(data: bytes, sizes: Any) -> list[bytes]:
+    pieces, at = [], 0
+    while at < len(data):
+        size = next(sizes)
+        pieces.append(data[at : at + size])
+        at += size
+    return pieces
+
+
+def constant(size: int) -> Any:
+    while True:
+        yield size
+
+
+def irregular(seed: int) -> Any:
+    rng = random.Random(seed)
+    while True:
+        yield rng.choice([1, 2, 3, 333, 641, 5000, 20_000])
+
+
+@pytest.fixture(scope="module")
+def expected(lively: Recognizer, clip: NDArray[np.int16]) -> Frames:
+    emissions = lively.transcribe(torch.from_numpy(clip.astype(np.float32) / 32768))
+    found = [(e.text, e.frame) for e in emissions if not e.end_of_segment]
+    assert len(found) > 20
+    return found
+
+
+async def test_any_pieces_alone_and_in_company_give_the_offline_frames(
+    lively_server: Any, clip: NDArray[np.int16], expected: Frames
+):
+    data = clip.tobytes()
+    cuts = [constant(len(data)), constant(320), constant(1184), irregular(1)]
+    for sizes in cuts:
+        assert frames(await exchange(lively_server.url, [*cut(data, sizes), FINISH])) == expected
+    company = [exchange(lively_server.url, [*cut(data, irregular(k)), FINISH]) for k in range(17)]
+    for said in await asyncio.gather(*company):
+        assert frames(said) == expected
+    assert lively_server.num_streams == 0
+
+
+async def test_the_shape_of_a_conversation(lively_server: Any, clip: NDArray[np.int16]):
+    said = await exchange(lively_server.url, [clip.tobytes(), FINISH])
+    kinds = [m["type"] for m in said]
+    assert kinds[0] == "ready" and kinds[-1] == "end" and set(kinds) == {"ready", "text", "segment", "end"}
+    deltas = "".join(m["delta"] for m in said if m["type"] == "text")
+    segments = [m for m in said if m["type"] == "segment"]
+    assert " ".join(deltas.split()) == " ".join(" ".join(s["text"] for s in segments).split())
+    assert said[-1]["segments"] == len(segments)
+    assert said[-1]["duration"] == pytest.approx(len(clip) / 16_000, abs=1e-3)
+
+
+@pytest.mark.parametrize(("encoding", "dtype", "scale"), [("pcm_f32le", "<f4", 1 / 32768), ("pcm_s16le", "<i2", 1)])
+async def test_encodings_agree(
+    lively_server: Any, clip: NDArray[np.int16], expected: Frames, encoding: str, dtype: str, scale: float
+):
+    data = (clip * scale).astype(dtype).tobytes()
+    assert frames(await exchange(lively_server.url, [data, FINISH], encoding=encoding)) == expected
+
+
+@pytest.mark.parametrize(
+    ("pieces", "start", "code"),
+    [
+        (["hello"], {}, "invalid_message"),
+        ([], {"encoding": "flac"}, "start_expected"),
+        ([], {"sample_rate": 96_000}, "start_expected"),
+        ([np.array([0.5, np.nan], "<f4").tobytes()], {"encoding": "pcm_f32le"}, "invalid_audio"),
+        ([FINISH, b"\0\0"], {}, "invalid_message"),
+    ],
+)
+async def test_bad_input_gets_its_typed_error(lively_server: Any, pieces: list[bytes | str], start: Any, code: str):
+    said = await exchange(lively_server.url, pieces, **start)
+    errors = [m for m in said if m["type"] == "error"]
+    # After finish the stream may already have ended when the stray audio arrives.
+    assert (errors and errors[0]["code"] == code) or (FINISH in pieces and said[-1]["type"] == "end")
+    assert lively_server.num_streams == 0
+
+
+async def test_no_start_message(lively_server: Any):
+    async with connect(lively_server.url) as socket:
+        await socket.send(b"\0\0\0\0")
+        error = json.loads(await socket.recv())
+    assert (error["type"], error["code"]) == ("error", "start_expected")
+
+
+async def test_an_odd_number_of_bytes_is_a_warning(lively_server: Any, clip: NDArray[np.int16], expected: Frames):
+    said = await exchange(lively_server.url, [clip.tobytes() + b"\x01", FINISH])
+    assert frames(said) == expected
+    assert [m["code"] for m in said if m["type"] == "error"] == ["invalid_audio"]
+    assert said[-1]["type"] == "end"
+
+
+async def test_no_audio_at_all(lively_server: Any):
+    said = await exchange(lively_server.url, [FINISH])
+    assert said[0]["type"] == "ready" and (said[-1]["type"], said[-1]["duration"]) == ("end", 0.0)
+
+
+async def test_a_vanished_client_frees_its_row(lively_server: Any, clip: NDArray[np.int16]):
+    for _ in range(3):
+        socket = await connect(lively_server.url)
+        await socket.send('{"type":"start"}')
+        await socket.send(clip.tobytes())
+        socket.transport.abort()  # no close frame: the machine went away
+    for _ in range(200):
+        if lively_server.num_streams == 0:
+            break
+        await asyncio.sleep(0.02)
+    assert lively_server.num_streams == 0
+
+
+async def test_an_idle_stream_is_closed_and_a_full_server_refuses(make_server: Any, lively: Recognizer):
+    server = make_server(lively, max_streams=1, idle_s=0.3)
+    async with connect(server.url) as socket:
+        await socket.send('{"type":"start"}')
+        assert json.loads(await socket.recv())["type"] == "ready"
+        (refusal,) = await exchange(server.url, [])
+        assert refusal["code"] == "server_full"
+        assert json.loads(await socket.recv())["code"] == "idle"
+
+
+async def test_a_failing_step_ends_its_streams_and_the_server_lives(make_server: Any, lively: Recognizer):
+    server = make_server(lively)
+    engine = server.app.state.engine
+    pool, engine._pool = engine._pool, None  # the next step cannot work
+    task = asyncio.create_task(exchange(server.url, [b"\0" * 32_000, FINISH]))
+    await asyncio.sleep(0)
+    said = await task
+    assert said[-1]["code"] == "internal"
+    engine._pool = pool
+    said = await exchange(server.url, [b"\0" * 32_000, FINISH])
+    assert said[-1]["type"] == "end"
+
+
+async def test_minutes_of_silence_and_noise(lively_server: Any):
+    rng = np.random.default_rng(0)
+    noise = (rng.standard_normal(16_000 * 60) * 1000).astype("<i2").tobytes()
+    for data in (bytes(2 * 16_000 * 60), noise):
+        said = await exchange(lively_server.url, [*cut(data, constant(64_000)), FINISH])
+        assert said[-1] == {"type": "end", "segments": said[-1]["segments"], "duration": 60.0}

@@ -1,0 +1,94 @@
+"""`POST /v1/audio/transcriptions` over a real socket, and the pages beside it."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from mocha_model.emissions import text_of
+from mocha_model.recognizer import Recognizer
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+def post(server: Any, name: str, **fields: str) -> httpx.Response:
+    with (FIXTURES / name).open("rb") as file:
+        return httpx.post(
+            f"{server.http}/v1/audio/transcriptions", files={"file": (name, file)}, data=fields, timeout=60
+        )
+
+
+@pytest.fixture(scope="module")
+def expected(lively: Recognizer, clip: NDArray[np.int16]) -> str:
+    return text_of(lively.transcribe(torch.from_numpy(clip.astype(np.float32) / 32768)))
+
+
+@pytest.mark.parametrize("name", ["weather.wav", "weather.flac"])
+def test_lossless_files_give_the_offline_text(lively_server: Any, expected: str, name: str):
+    body = post(lively_server, name, model="whisper-1").json()
+    assert body == {"text": expected, "usage": {"type": "duration", "seconds": 4}}
+
+
+@pytest.mark.parametrize(
+    "name", ["weather.mp3", "weather.ogg", "weather.opus", "weather.m4a", "weather.webm", "truncated.mp3"]
+)
+def test_other_formats_are_heard(lively_server: Any, name: str):
+    assert post(lively_server, name).json()["text"]
+
+
+def test_response_formats(lively_server: Any, expected: str):
+    assert post(lively_server, "weather.wav", response_format="text").text == expected + "\n"
+    verbose = post(lively_server, "weather.wav", response_format="verbose_json").json()
+    assert verbose["text"] == expected and verbose["duration"] == pytest.approx(3.54, abs=0.1)
+    assert " ".join(w["word"] for w in verbose["words"]) == expected
+    wanted = {"id", "seek", "start", "end", "text", "tokens", "temperature", "avg_logprob", "compression_ratio"}
+    assert wanted | {"no_speech_prob"} == set(verbose["segments"][0])
+    srt = post(lively_server, "weather.wav", response_format="srt").text
+    assert srt.startswith("1\n00:00:0") and " --> " in srt
+    assert post(lively_server, "weather.wav", response_format="vtt").text.startswith("WEBVTT\n\n00:00:0")
+
+
+def test_server_sent_events(lively_server: Any, expected: str):
+    lines = [line for line in post(lively_server, "weather.wav", stream="true").text.splitlines() if line]
+    assert lines[-1] == "data: [DONE]"
+    events = [httpx.Response(200, text=line.removeprefix("data: ")).json() for line in lines[:-1]]
+    assert {e["type"] for e in events[:-1]} == {"transcript.text.delta"}
+    assert events[-1]["type"] == "transcript.text.done" and events[-1]["text"] == expected
+    assert "".join(e["delta"] for e in events[:-1]).strip() == expected
+
+
+@pytest.mark.parametrize(("name", "code"), [("document.wav", "unsupported_media"), ("empty.wav", "unsupported_media")])
+def test_bad_files_get_openai_errors(lively_server: Any, name: str, code: str):
+    data = b"" if name == "empty.wav" else (FIXTURES / name).read_bytes()
+    response = httpx.post(f"{lively_server.http}/v1/audio/transcriptions", files={"file": (name, data)})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", code, "file")
+
+
+def test_bad_requests(lively_server: Any):
+    assert httpx.post(f"{lively_server.http}/v1/audio/transcriptions").json()["error"]["code"] == "missing_file"
+    assert (
+        post(lively_server, "weather.wav", response_format="xml").json()["error"]["code"] == "invalid_response_format"
+    )
+
+
+def test_full_server_refuses_uploads(make_server: Any, lively: Recognizer):
+    server = make_server(lively, max_streams=1)
+    engine = server.app.state.engine
+    engine._free.clear()
+    response = post(server, "weather.wav")
+    assert response.status_code == 503 and response.json()["error"]["code"] == "server_full"
+
+
+def test_pages(lively_server: Any):
+    assert httpx.get(f"{lively_server.http}/health").json()["status"] == "ok"
+    assert httpx.get(f"{lively_server.http}/v1/models").json()["data"][0]["id"] == "lively"
+    assert "mocha_streams" in httpx.get(f"{lively_server.http}/metrics").text
+    assert "/v1/audio/transcriptions" in httpx.get(f"{lively_server.http}/openapi.json").json()["paths"]
+    page = httpx.get(f"{lively_server.http}/")
+    assert "mocha-asr" in page.text and "default-src 'none'" in page.headers["content-security-policy"]
