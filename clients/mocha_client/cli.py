@@ -9,11 +9,11 @@ from importlib.metadata import entry_points, version
 from typing import Annotated, Any
 
 import typer
-from mocha_server.messages import Segment, Text
 from rich.console import Console
 
 from mocha_client.client import DEFAULT_URL, ClientError, StreamingClient
 from mocha_client.sources import SourceError, file_pieces, microphone_pieces
+from mocha_server.messages import Segment, Text
 
 console = Console(stderr=True)
 SUMMARIES = {

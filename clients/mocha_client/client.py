@@ -11,6 +11,9 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
 
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
+
 from mocha_server.messages import (
     Encoding,
     End,
@@ -23,8 +26,6 @@ from mocha_server.messages import (
     Text,
     server_messages,
 )
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
 DEFAULT_URL = "ws://localhost:8000/v1/stream"
 Event = Text | Segment | End

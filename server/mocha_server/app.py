@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from fastapi import FastAPI, Request, Response
 from fastapi.staticfiles import StaticFiles
-from mocha_model.recognizer import Recognizer
 
+from mocha_model.recognizer import Recognizer
 from mocha_server.engine import Engine
 from mocha_server.metrics import Metrics
 from mocha_server.protocols import native, openai_transcriptions

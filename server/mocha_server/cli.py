@@ -10,11 +10,11 @@ import orjson
 import torch
 import typer
 import uvicorn
-from mocha_model.checkpoint import CheckpointError
-from mocha_model.recognizer import Recognizer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from mocha_model.checkpoint import CheckpointError
+from mocha_model.recognizer import Recognizer
 from mocha_server.app import create_app
 from mocha_server.audio import AudioError, decode_file
 from mocha_server.messages import Segment

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+
 from mocha_model.emissions import Emission
 from mocha_model.recognizer import Recognizer
 from mocha_model.streaming import gather_rows, scatter_rows
-
 from mocha_server.audio import Samples
 from mocha_server.messages import ErrorCode
 from mocha_server.metrics import Metrics

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 import numpy as np
-from mocha_model.emissions import Emission
 from pydantic import ValidationError
 
+from mocha_model.emissions import Emission
 from mocha_server.audio import AudioError, RawDecoder, Samples
 from mocha_server.messages import End, Error, ErrorCode, Ready, Segment, Start, Text, client_messages
 from mocha_server.transcript import ModelInfo, Transcript

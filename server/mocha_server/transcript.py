@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mocha_model.emissions import Emission, SpokenWord, WordAssembler
-
 from mocha_server.messages import Character, Segment, Text, Word
 
 

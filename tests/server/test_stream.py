@@ -165,15 +165,19 @@ async def test_an_idle_stream_is_closed_and_a_full_server_refuses(make_server: A
         assert json.loads(await socket.recv())["code"] == "idle"
 
 
-async def test_a_failing_step_ends_its_streams_and_the_server_lives(make_server: Any, lively: Recognizer):
-    server = make_server(lively)
-    engine = server.app.state.engine
-    pool, engine._pool = engine._pool, None  # the next step cannot work
-    task = asyncio.create_task(exchange(server.url, [b"\0" * 32_000, FINISH]))
-    await asyncio.sleep(0)
-    said = await task
-    assert said[-1]["code"] == "internal"
-    engine._pool = pool
+async def test_a_failing_step_ends_its_streams_and_the_server_lives(
+    make_server: Any, lively: Recognizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    server = make_server(lively_copy := Recognizer(lively.model, lively.tokenizer))
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("injected fault")
+
+    with monkeypatch.context() as fault:
+        fault.setattr(lively_copy, "step", broken)
+        said = await exchange(server.url, [b"\0" * 32_000, FINISH])
+    assert said[-1]["code"] == "internal" and "injected" not in said[-1]["message"]
+    assert "injected fault" in caplog.text
     said = await exchange(server.url, [b"\0" * 32_000, FINISH])
     assert said[-1]["type"] == "end"
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from mocha_model.config import SAMPLE_RATE
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from mocha_model.config import SAMPLE_RATE
 from mocha_training.data import Corpus
 
 Audio = NDArray[np.float32]

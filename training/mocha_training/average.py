@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+
 from mocha_model.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 
 

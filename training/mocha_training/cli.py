@@ -9,15 +9,15 @@ from typing import Annotated
 import numpy as np
 import torch
 import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
 from mocha_model import config as model_config
 from mocha_model.checkpoint import CheckpointError, load_checkpoint
 from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
-
 from mocha_training import recipes
 from mocha_training.augment import Augmenter
 from mocha_training.data import Corpus, CorpusError, load_corpus, trainable

@@ -16,11 +16,12 @@ from pathlib import Path
 import av
 import numpy as np
 import torch
-from mocha_model.config import SAMPLE_RATE
-from mocha_model.tokenizer import Tokenizer, normalize_text
 from numpy.typing import NDArray
 from rich.progress import track
 from torch import Tensor
+
+from mocha_model.config import SAMPLE_RATE
+from mocha_model.tokenizer import Tokenizer, normalize_text
 
 Samples = NDArray[np.int16]
 

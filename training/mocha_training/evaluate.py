@@ -8,12 +8,12 @@ from typing import Any
 import jiwer
 import numpy as np
 import torch
-from mocha_model.config import SAMPLE_RATE
-from mocha_model.emissions import Emission, text_of
-from mocha_model.recognizer import Recognizer
 from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
+from mocha_model.config import SAMPLE_RATE
+from mocha_model.emissions import Emission, text_of
+from mocha_model.recognizer import Recognizer
 from mocha_training.data import Corpus, collate
 from mocha_training.losses import ctc_boundaries
 

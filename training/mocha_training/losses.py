@@ -1,9 +1,10 @@
 """Training objectives over what the model returns. Plain functions on tensors; no model, no loop."""
 
 import torch
-from mocha_model.streaming import valid_mask
 from torch import Tensor
 from torch.nn import functional
+
+from mocha_model.streaming import valid_mask
 
 
 def label_smoothed_cross_entropy(logits: Tensor, tokens: Tensor, num_tokens: Tensor, smoothing: float) -> Tensor:

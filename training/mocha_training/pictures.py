@@ -9,10 +9,10 @@ import matplotlib
 matplotlib.use("Agg")
 import torch
 from matplotlib.figure import Figure
+
 from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
-
 from mocha_training.data import Corpus, collate
 
 
@@ -32,11 +32,13 @@ def draw_training_alignment(model: SpeechModel, tokenizer: Tokenizer, corpus: Co
     model.train(was_training)
     figure = Figure(figsize=(11, 8), layout="constrained")
     axes = figure.subplots(3, 1, sharex=False)
-    axes[0].imshow(frames[0, :, : model.config.features.num_mels].T.cpu(), origin="lower", aspect="auto", cmap="magma")
+    axes[0].imshow(
+        frames[0, :, : model.config.features.num_mels].T.cpu().numpy(), origin="lower", aspect="auto", cmap="magma"
+    )
     axes[0].set(ylabel="mel band", title=text)
     labels = [*text, "eos"]
     for axis, values, name in ((axes[1], out.alpha, "alpha"), (axes[2], out.beta, "beta")):
-        axis.imshow(values[0].cpu(), aspect="auto", cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
+        axis.imshow(values[0].cpu().numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
         axis.set(ylabel=name)
         axis.set_yticks(range(len(labels)), labels, fontsize=6)
     shown = [e for e in emissions if not e.end_of_segment]

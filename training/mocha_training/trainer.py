@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from mocha_model.checkpoint import save_checkpoint
-from mocha_model.model import SpeechModel
-from mocha_model.recognizer import Recognizer
-from mocha_model.tokenizer import Tokenizer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.tensorboard import SummaryWriter
 
+from mocha_model.checkpoint import save_checkpoint
+from mocha_model.model import SpeechModel
+from mocha_model.recognizer import Recognizer
+from mocha_model.tokenizer import Tokenizer
 from mocha_training import losses, pictures
 from mocha_training.augment import Augmenter, spec_augment
 from mocha_training.config import TrainConfig

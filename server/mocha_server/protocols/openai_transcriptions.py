@@ -9,6 +9,7 @@ from typing import IO, Any
 import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.background import BackgroundTask
 from starlette.datastructures import UploadFile
 
 from mocha_server.audio import AudioError, Samples, decode_file
@@ -67,6 +68,7 @@ async def transcriptions(request: Request) -> Response:
     """Transcribe an audio file of any length; fields as in OpenAI's API, others are accepted and ignored."""
     engine: Engine = request.app.state.engine
     form = await request.form()
+    streaming = False
     try:
         file = form.get("file")
         if not isinstance(file, UploadFile):
@@ -78,7 +80,10 @@ async def transcriptions(request: Request) -> Response:
         upload = Upload(engine, file.file)
         first = await upload.open()
         if str(form.get("stream") or "").lower() == "true":
-            return StreamingResponse(_events(upload, first), media_type="text/event-stream")
+            streaming = True  # the upload is read until the response has ended
+            return StreamingResponse(
+                _events(upload, first), media_type="text/event-stream", background=BackgroundTask(form.close)
+            )
         segments = [m async for m in upload.messages(first) if isinstance(m, Segment)]
         return render(wanted, segments, upload.seconds)
     except RequestError as error:
@@ -88,6 +93,9 @@ async def transcriptions(request: Request) -> Response:
     except EngineError as error:
         full = error.code is ErrorCode.SERVER_FULL
         return RequestError(503 if full else 500, error.code.value, str(error)).response()
+    finally:
+        if not streaming:
+            await form.close()
 
 
 class Upload:

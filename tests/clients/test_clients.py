@@ -1,0 +1,101 @@
+"""Our client and the command line, as a user runs them, against a real server."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from mocha_client.client import ClientError, StreamingClient, transcribe_stream
+from mocha_model.emissions import text_of
+from mocha_model.recognizer import Recognizer
+from mocha_server.messages import End, ErrorCode, Segment, Text
+
+CLIP = str(Path(__file__).parents[1] / "fixtures" / "weather.wav")
+
+
+@pytest.fixture(scope="module")
+def expected(lively: Recognizer, clip: NDArray[np.int16]) -> str:
+    return text_of(lively.transcribe(torch.from_numpy(clip.astype(np.float32) / 32768)))
+
+
+def run(*arguments: str, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+    command = [str(Path(sys.executable).with_name("mocha-asr")), *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, timeout=120, check=False)
+
+
+async def test_streaming_client(lively_server: Any, clip: NDArray[np.int16], expected: str):
+    async with StreamingClient(lively_server.url) as client:
+        assert client.ready is not None and client.ready.model == "lively"
+        data = clip.tobytes()
+        for start in range(0, len(data), 3201):
+            await client.send(data[start : start + 3201])
+        await client.finish()
+        events = [event async for event in client]
+    assert isinstance(events[-1], End)
+    assert " ".join(e.text for e in events if isinstance(e, Segment)) == expected
+    assert "".join(e.delta for e in events if isinstance(e, Text)).strip() == expected
+
+
+def test_plain_function(lively_server: Any, clip: NDArray[np.int16], expected: str):
+    events = transcribe_stream([clip.tobytes()], lively_server.url)
+    assert " ".join(e.text for e in events if isinstance(e, Segment)) == expected
+
+
+async def test_errors_are_typed(lively_server: Any):
+    with pytest.raises(ClientError, match="no mocha-asr server"):
+        await StreamingClient("ws://127.0.0.1:9/v1/stream").__aenter__()
+    async with StreamingClient(lively_server.url, encoding="pcm_f32le") as client:  # type: ignore[arg-type]
+        await client.send(np.array([np.nan], "<f4").tobytes())
+        with pytest.raises(ClientError) as caught:
+            _ = [event async for event in client]
+    assert caught.value.code is ErrorCode.INVALID_AUDIO
+
+
+@pytest.mark.parametrize("chunk_ms", ["10", "37", "5000"])
+def test_stream_command_prints_one_json_object(lively_server: Any, expected: str, chunk_ms: str):
+    done = run("stream", CLIP, "--url", lively_server.url, "--chunk-ms", chunk_ms, "--json")
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.decode().splitlines()
+    result = json.loads(line)
+    assert result["text"] == expected
+    assert " ".join(w["word"] for w in result["words"]) == expected
+    assert {"word", "start", "end"} <= set(result["words"][0])
+
+
+def test_stream_command_reads_a_pipe_and_prints_text(lively_server: Any, expected: str):
+    done = run("stream", "-", "--url", lively_server.url, stdin=Path(CLIP).read_bytes())
+    assert done.stdout.decode().strip() == expected
+
+
+def test_stream_command_explains_what_is_wrong(lively_server: Any, tmp_path: Path):
+    assert b"no mocha-asr server" in run("stream", CLIP, "--url", "ws://127.0.0.1:9/x").stderr
+    done = run("stream", str(tmp_path / "missing.wav"), "--url", lively_server.url)
+    assert done.returncode == 1 and b"missing.wav" in done.stderr
+    assert run("stream").returncode == 2
+
+
+def test_transcribe_command(tmp_path: Path):
+    done = run("transcribe", CLIP, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["text"] == " ".join(w["word"] for w in result["words"])
+    assert all(w["start"] < w["end"] for w in result["words"])
+    missing = run("transcribe", str(tmp_path / "nothing.wav"))
+    assert missing.returncode == 1 and b"nothing.wav" in missing.stderr
+
+
+def test_stream_never_loads_torch():
+    code = "import mocha_client.cli, mocha_client.client, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_help_names_every_command():
+    shown = run("--help").stdout.decode()
+    assert all(name in shown for name in ("serve", "stream", "transcribe", "train", "evaluate"))
+    assert run("fly").returncode == 2

@@ -1,0 +1,204 @@
+"""Training in miniature: batches, augmentation, losses against definitions, a falling loss, exact resume, evaluation."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mocha_model.config import tiny
+from mocha_model.model import SpeechModel
+from mocha_model.recognizer import Recognizer
+from mocha_model.tokenizer import Tokenizer
+from mocha_training import losses
+from mocha_training.augment import AugmentConfig, Augmenter, add_noise, change_speed, spec_augment
+from mocha_training.average import average_checkpoints
+from mocha_training.config import TrainConfig
+from mocha_training.data import Corpus, CorpusError, load_corpus, make_batches, trainable
+from mocha_training.evaluate import character_latencies, evaluate_corpus
+from mocha_training.recipes import plain
+from mocha_training.trainer import Trainer
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+TEXTS = {"weather": "The weather is fine today.", "suit": "She had your dark suit"}
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus directory in the layout that `train` reads."""
+    directory = tmp_path_factory.mktemp("corpus")
+    rows = []
+    with tarfile.open(directory / "train-000.tar", "w") as tar:
+        for number in range(6):
+            name = list(TEXTS)[number % 2]
+            data = (FIXTURES / f"{name}.wav").read_bytes()
+            member = tarfile.TarInfo(f"k{number}.wav")
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+            rows.append(
+                {"key": f"k{number}", "shard": "train-000.tar", "text": TEXTS[name], "speaker": "s", "corpus": name}
+            )
+    path = directory / "train.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def corpus(manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return load_corpus(manifest, tmp_path_factory.mktemp("cache"))
+
+
+def make_trainer(corpus: Corpus, directory: Path, **changes: object) -> Trainer:
+    tokenizer = Tokenizer.from_texts(u.text for u in corpus.utterances)
+    torch.manual_seed(0)
+    config = plain().model_copy(update={"batch_seconds": 8.0, "save_every": 10_000, "warmup_steps": 5} | changes)
+    augmenter = Augmenter(config.augment, corpus)
+    return Trainer(config, SpeechModel(tiny(tokenizer.vocab_size)), tokenizer, augmenter, None, directory)
+
+
+def test_corpus_is_decoded_once_and_normalised(corpus: Corpus):
+    assert len(corpus.utterances) == 6 and corpus.utterances[0].text == "the weather is fine today"
+    assert corpus.audio(0).dtype == np.float32 and 0.1 < abs(corpus.audio(0)).max() <= 1
+    assert trainable(corpus, 0.1, 3.3).utterances[0].corpus == "suit"
+
+
+def test_bad_corpora_are_named(tmp_path: Path, manifest: Path):
+    with pytest.raises(CorpusError, match="no such manifest"):
+        load_corpus(tmp_path / "none.jsonl", tmp_path)
+    lacking = manifest.with_name("lacking.jsonl")
+    row = {"key": "absent", "shard": "train-000.tar", "text": "x", "speaker": "s", "corpus": "c"}
+    lacking.write_text(json.dumps(row))
+    with pytest.raises(CorpusError, match="absent"):
+        load_corpus(lacking, tmp_path)
+
+
+def test_batches_hold_everything_once_and_are_reproducible(corpus: Corpus):
+    batches = make_batches(corpus, 8.0, seed=1, epoch=2)
+    assert sorted(i for batch in batches for i in batch) == list(range(6))
+    assert batches == make_batches(corpus, 8.0, seed=1, epoch=2)
+    assert all(len(batch) <= 2 for batch in batches)
+
+
+def test_augmentation_depends_only_on_its_seed(corpus: Corpus):
+    config = AugmentConfig(noise_probability=1, room_probability=1, join_probability=1, join_max_s=30)
+    augmenter = Augmenter(config, corpus, corpus)
+    (a, text), (b, _), (c, _) = (augmenter.utterance(0, np.random.default_rng(s)) for s in (3, 3, 4))
+    assert np.array_equal(a, b) and not np.array_equal(a, c)
+    assert text.startswith("the weather is fine today ") and len(a) > len(corpus.audio(0))
+
+
+def test_augmentation_does_what_it_says():
+    tone = np.sin(2 * np.pi * 440 * np.arange(16_000) / 16_000).astype(np.float32)
+    faster = change_speed(tone, 1.25)
+    assert abs(len(faster) - 12_800) <= 1
+    assert np.abs(np.fft.rfft(faster)).argmax() * 16_000 / len(faster) == pytest.approx(550, abs=2)
+    rng = np.random.default_rng(0)
+    noise = add_noise(tone, rng.standard_normal(5000).astype(np.float32), 10.0, rng) - tone
+    assert 10 * np.log10(np.mean(tone**2) / np.mean(noise**2)) == pytest.approx(10, abs=0.1)
+    frames = torch.ones(4, 200, 80)
+    masked = spec_augment(frames, AugmentConfig(), torch.Generator().manual_seed(0))
+    assert 0 < (masked == 0).float().mean() < 0.6
+    assert torch.equal(masked, spec_augment(frames, AugmentConfig(), torch.Generator().manual_seed(0)))
+
+
+def test_losses_are_their_definitions():
+    torch.manual_seed(0)
+    logits, tokens = torch.randn(2, 3, 5), torch.tensor([[4, 1, 2], [3, 2, 0]])
+    lengths = torch.tensor([3, 2])
+    log_probs = logits.log_softmax(-1)
+    real = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+    expected = -sum(0.9 * log_probs[b, u, tokens[b, u]] + 0.1 * log_probs[b, u].mean() for b, u in real) / 5
+    torch.testing.assert_close(losses.label_smoothed_cross_entropy(logits, tokens, lengths, 0.1), expected)
+    weights = (0.2, 0.3)
+    terms = [
+        0.7 * log_probs[0, 0, 4] + 0.3 * log_probs[0, 0, 1],
+        0.2 * log_probs[0, 1, 4] + 0.5 * log_probs[0, 1, 1] + 0.3 * log_probs[0, 1, 2],
+        0.2 * log_probs[0, 2, 1] + 0.8 * log_probs[0, 2, 2],
+        0.7 * log_probs[1, 0, 3] + 0.3 * log_probs[1, 0, 2],
+        0.2 * log_probs[1, 1, 3] + 0.8 * log_probs[1, 1, 2],
+    ]
+    smoothed = losses.localized_label_smoothing(logits, tokens, lengths, weights)
+    torch.testing.assert_close(smoothed, -torch.stack(terms).sum() / 5)
+    alpha = torch.tensor([[[0.5, 0.5], [0.25, 0.25], [0.0, 1.0]], [[1.0, 0.0], [0.0, 0.5], [9.0, 9.0]]])
+    torch.testing.assert_close(losses.quantity(alpha, lengths), torch.tensor((0.5 + 0.5) / 5))
+    ends = torch.tensor([[0, 1, -1], [1, 1, 1]])
+    late = losses.boundary_latency(alpha, ends, lengths)
+    torch.testing.assert_close(late, torch.tensor((0.5 + 0.75 + 1.0 + 0.5) / 4))
+
+
+def test_ctc_boundaries_are_the_last_frames_of_each_character():
+    path = [0, 4, 4, 0, 5, 0, 5, 5, 0]
+    log_probs = torch.full((1, 9, 6), -20.0)
+    for frame, label in enumerate(path):
+        log_probs[0, frame, label] = 0
+    tokens = torch.tensor([[4, 5, 5, 2]])
+    assert losses.ctc_boundaries(log_probs, torch.tensor([9]), tokens, torch.tensor([4])).tolist() == [[2, 4, 7, -1]]
+
+
+def test_loss_falls(corpus: Corpus, tmp_path: Path):
+    trainer = make_trainer(corpus, tmp_path, steps=40, learning_rate=5e-3)
+    batch = next(iter(trainer._loader()))
+    history = [trainer.train_step(batch)["loss"] for _ in range(40)]
+    assert history[-1] < 0.85 * history[0]
+
+
+def test_resumed_run_is_the_same_run(corpus: Corpus, tmp_path: Path):
+    whole = make_trainer(corpus, tmp_path / "whole", steps=7)
+    whole.run()
+    part = make_trainer(corpus, tmp_path / "part", steps=7, save_every=4)
+    for batch in part._loader():
+        figures = part.train_step(batch)
+        part._after_step(batch, figures, 1.0)
+        if part.step == 2:
+            part.save()
+            break
+    resumed = make_trainer(corpus, tmp_path / "part", steps=7)
+    assert resumed.resume() and resumed.step == 2
+    resumed.run()
+    for name, tensor in whole.model.state_dict().items():
+        torch.testing.assert_close(tensor, resumed.model.state_dict()[name], rtol=0, atol=0, msg=name)
+
+
+def test_run_leaves_what_a_user_needs(corpus: Corpus, tmp_path: Path):
+    trainer = make_trainer(corpus, tmp_path, steps=10, evaluate_every=10)
+    trainer.dev = corpus.subset([0, 1])
+    trainer.run()
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert any("dev_wer" in row for row in rows) and any("x_real_time" in row for row in rows)
+    loaded = Recognizer.load(tmp_path / "final.safetensors")
+    assert loaded.provenance["steps"] == 10 and list(tmp_path.glob("tensorboard/events*"))
+
+
+def test_average(corpus: Corpus, tmp_path: Path):
+    trainer = make_trainer(corpus, tmp_path, steps=9)
+    trainer.save()
+    first = trainer.model.ctc.bias.detach().clone()
+    with torch.no_grad():
+        trainer.model.ctc.bias += 2
+    trainer.step = 1
+    trainer.save()
+    average_checkpoints(sorted(tmp_path.glob("step-*.safetensors")), tmp_path / "mean.safetensors")
+    torch.testing.assert_close(Recognizer.load(tmp_path / "mean.safetensors").model.ctc.bias.detach(), first + 1)
+
+
+def test_evaluation_reports_everything(lively: Recognizer, corpus: Corpus):
+    report, results = evaluate_corpus(lively, corpus)
+    assert {"wer", "cer", "ctc_wer", "utterances", "rtf", "emission_latency_ms", "by_corpus"} <= set(report)
+    assert set(report["by_corpus"]) == {"weather", "suit"} and report["utterances"] == 6
+    assert set(report["emission_latency_ms"]) == {"p50", "p90", "p99"}
+    assert len(results) == 6 and report["wer"] > 0
+
+
+def test_latency_counts_only_matching_characters():
+    from mocha_model.emissions import Emission
+
+    emissions = [Emission(c, f, 0.9, False, ()) for c, f in (("a", 5), ("x", 6), ("c", 12))]
+    assert character_latencies(emissions, "abc", [3, 5, 9], 40.0) == (80.0, 120.0)
+
+
+def test_config_refuses_what_it_does_not_know():
+    with pytest.raises(ValueError, match="learnin_rate"):
+        TrainConfig(learnin_rate=1)  # type: ignore[call-arg]
