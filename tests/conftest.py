@@ -53,7 +53,7 @@ def lively_recognizer(config: ModelConfig | None = None) -> Recognizer:
             scaled.weight.mul_(8)
         for _ in range(30):  # batch norm statistics
             samples = torch.randn(4, 30_000) * 0.1 * torch.linspace(0, 1, 30_000)
-            memory, lengths = model.encode(*model.features(samples, torch.tensor([30_000, 20_000, 30_000, 25_000])))
+            memory, _ = model.encode(*model.features(samples, torch.tensor([30_000, 20_000, 30_000, 25_000])))
         attention = model.eval().decoder.attention
         attention.gain.fill_(6.0)
         e, _ = attention.energies(

@@ -1,4 +1,4 @@
-"""Training in miniature: batches, augmentation, losses against definitions, a falling loss, exact resume, evaluation."""
+"""Training in miniature: batches, augmentation, losses, a falling loss, exact resume, evaluation."""
 
 import io
 import json

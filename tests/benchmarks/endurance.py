@@ -1,0 +1,107 @@
+"""What must not hurt: 10 minutes of silence, 10 of noise, a 30-minute file, vanished clients. Prints memory before and after.
+
+    python tests/benchmarks/endurance.py
+"""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import wave
+from pathlib import Path
+
+import httpx
+import numpy as np
+from websockets.asyncio.client import connect
+
+from mocha_client.client import StreamingClient
+from mocha_server.messages import End
+
+CLIP = Path(__file__).parents[1] / "fixtures" / "weather.wav"
+
+
+def memory_mb(pid: int) -> float:
+    """Resident memory of a process (Linux)."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError("no VmRSS")
+
+
+async def heard(url: str, audio: bytes) -> float:
+    async with StreamingClient(url) as client:
+
+        async def feed() -> None:
+            for start in range(0, len(audio), 32_000):
+                await client.send(audio[start : start + 32_000])
+            await client.finish()
+
+        feeder = asyncio.create_task(feed())
+        async for event in client:
+            if isinstance(event, End):
+                await feeder
+                return event.duration
+    raise RuntimeError("no end")
+
+
+async def vanish(url: str, audio: bytes) -> None:
+    connection = await connect(url)
+    await connection.send('{"type":"start"}')
+    await connection.send(audio)
+    connection.transport.abort()
+
+
+def main() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = subprocess.Popen([str(Path(sys.executable).with_name("mocha-asr")), "serve", "--port", str(port)])
+    http, url = f"http://127.0.0.1:{port}", f"ws://127.0.0.1:{port}/v1/stream"
+    try:
+        for _ in range(300):
+            try:
+                httpx.get(f"{http}/health")
+                break
+            except httpx.ConnectError:
+                time.sleep(0.1)
+        with wave.open(str(CLIP)) as file:
+            speech = file.readframes(file.getnframes())
+        rng = np.random.default_rng(0)
+        noise = (rng.standard_normal(600 * 16_000) * 1500).astype("<i2").tobytes()
+        asyncio.run(heard(url, speech))
+        rows: list[dict[str, object]] = [{"what": "at first", "rss_mb": round(memory_mb(server.pid), 1)}]
+
+        def note(what: str, began: float, result: object) -> None:
+            seconds, rss = round(time.monotonic() - began, 1), round(memory_mb(server.pid), 1)
+            rows.append({"what": what, "took_s": seconds, "result": result, "rss_mb": rss})
+
+        for what, audio in (("10 min silence", bytes(600 * 32_000)), ("10 min noise", noise)):
+            began = time.monotonic()
+            note(what, began, asyncio.run(heard(url, audio)))
+        with tempfile.NamedTemporaryFile(suffix=".wav") as long:
+            with wave.open(long.name, "wb") as out:
+                out.setnchannels(1)
+                out.setsampwidth(2)
+                out.setframerate(16_000)
+                for _ in range(1800 * 32_000 // len(speech)):
+                    out.writeframes(speech)
+            began = time.monotonic()
+            with open(long.name, "rb") as upload:
+                response = httpx.post(f"{http}/v1/audio/transcriptions", files={"file": ("long.wav", upload)}, timeout=None)
+        note("30 min file", began, response.json()["usage"])
+        began = time.monotonic()
+        for _ in range(50):
+            asyncio.run(vanish(url, speech))
+        time.sleep(1)
+        note("50 vanished clients", began, httpx.get(f"{http}/health").json()["streams"])
+        for row in rows:
+            print(json.dumps(row))
+    finally:
+        server.terminate()
+        server.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""How late characters are shown: real recordings, real sockets, real time.
+
+For each character that was read correctly: the moment the client had it, minus the end of that character in a CTC forced
+alignment of the reference (both from the start of the audio). Starts a server of its own. Needs recorded speech:
+
+    python tests/benchmarks/stream_latency.py --data ../shared/speech --streams 8
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import numpy as np
+import torch
+from rapidfuzz.distance import Levenshtein
+
+from mocha_client.client import StreamingClient
+from mocha_model.recognizer import Recognizer
+from mocha_server.messages import Text
+from mocha_training.data import Corpus, collate, load_corpus
+from mocha_training.losses import ctc_boundaries
+
+CHUNK = 1600  # samples; 100 ms
+
+
+async def shown_at(url: str, audio: bytes) -> list[tuple[str, float, float]]:
+    """(character, seconds since the start of the audio when it was received, seconds of its frame)."""
+    found: list[tuple[str, float, float]] = []
+    async with StreamingClient(url) as client:
+        began = time.monotonic()
+
+        async def feed() -> None:
+            for number, start in enumerate(range(0, len(audio), 2 * CHUNK), 1):
+                await asyncio.sleep(max(0.0, began + number * CHUNK / 16_000 - time.monotonic()))
+                await client.send(audio[start : start + 2 * CHUNK])
+            await client.finish()
+
+        feeder = asyncio.create_task(feed())
+        async for event in client:
+            if isinstance(event, Text):
+                now = time.monotonic() - began
+                found += [(c.text, now, c.time) for c in event.characters]
+        await feeder
+    return found
+
+
+def ends_of(recognizer: Recognizer, corpus: Corpus, index: int) -> list[float]:
+    """Seconds at which each character of the reference ends, -1 where unknown."""
+    batch = collate([corpus.audio(index)], [corpus.utterances[index].text], recognizer.tokenizer)
+    with torch.inference_mode():
+        memory, length = recognizer.model.encode(*recognizer.model.features(batch.samples, batch.num_samples))
+        frames = ctc_boundaries(recognizer.model.ctc_log_probs(memory), length, batch.tokens, batch.num_tokens)
+    return [recognizer.frame_time_samples(f) / 16_000 if f >= 0 else -1.0 for f in frames[0].tolist()]
+
+
+async def measure(url: str, recognizer: Recognizer, corpus: Corpus, streams: int) -> dict[str, list[float]]:
+    gate = asyncio.Semaphore(streams)
+    late: dict[str, list[float]] = {"shown_after_character_end_ms": [], "shown_after_frame_ms": []}
+
+    async def one(index: int) -> None:
+        utterance = corpus.utterances[index]
+        audio = np.asarray(corpus.samples[utterance.offset : utterance.offset + utterance.num_samples]).tobytes()
+        async with gate:
+            found = await shown_at(url, audio)
+        ends = ends_of(recognizer, corpus, index)
+        late["shown_after_frame_ms"].extend(1000 * (now - frame) for _, now, frame in found)
+        hypothesis = "".join(c for c, _, _ in found)
+        for block in Levenshtein.opcodes(hypothesis, utterance.text):
+            if block.tag == "equal":
+                for h, r in zip(range(block.src_start, block.src_end), range(block.dest_start, block.dest_end), strict=True):
+                    if ends[r] >= 0 and utterance.text[r] != " ":
+                        late["shown_after_character_end_ms"].append(1000 * (found[h][1] - ends[r]))
+
+    await asyncio.gather(*(one(i) for i in range(len(corpus.utterances))))
+    return late
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = os.environ.get("MOCHA_SPEECH", str(Path(__file__).parents[3] / "shared" / "speech"))
+    parser.add_argument("--data", type=Path, default=Path(default))
+    parser.add_argument("--utterances", type=int, default=40)
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--model", type=Path, default=None)
+    arguments = parser.parse_args()
+    if not (arguments.data / "dev.jsonl").is_file():
+        sys.exit(f"needs recorded speech: no dev.jsonl in {arguments.data}")
+    corpus = load_corpus(arguments.data / "dev.jsonl")
+    corpus = corpus.subset(list(range(0, len(corpus.utterances), max(1, len(corpus.utterances) // arguments.utterances))))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [str(Path(sys.executable).with_name("mocha-asr")), "serve", "--port", str(port)]
+    command += ["--model", str(arguments.model)] if arguments.model else []
+    server = subprocess.Popen(command)
+    try:
+        for _ in range(300):
+            try:
+                httpx.get(f"http://127.0.0.1:{port}/health")
+                break
+            except httpx.ConnectError:
+                time.sleep(0.1)
+        torch.set_num_threads(1)
+        recognizer = Recognizer.load(arguments.model)
+        late = asyncio.run(measure(f"ws://127.0.0.1:{port}/v1/stream", recognizer, corpus, arguments.streams))
+    finally:
+        server.terminate()
+        server.wait()
+    report = {
+        name: {f"p{q}": round(float(np.percentile(values, q)), 1) for q in (50, 90, 99)} | {"characters": len(values)}
+        for name, values in late.items()
+        if values
+    }
+    print(json.dumps({"utterances": len(corpus.utterances), "streams": arguments.streams} | report))
+
+
+if __name__ == "__main__":
+    main()

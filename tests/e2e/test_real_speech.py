@@ -1,0 +1,88 @@
+"""Twenty real recordings through every way in: identical text and frames, alone and in company. Needs ../shared/speech."""
+
+import asyncio
+import io
+import json
+import random
+import wave
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from websockets.asyncio.client import connect
+
+from mocha_model.emissions import text_of
+from mocha_model.recognizer import Recognizer
+from mocha_training.data import load_corpus
+from mocha_training.evaluate import transcribe_corpus
+
+NUM_UTTERANCES = 20
+Frames = list[tuple[str, int]]
+
+
+async def stream(url: str, data: bytes, sizes: Any) -> Frames:
+    found: Frames = []
+    async with connect(url, max_size=None) as socket:
+        await socket.send('{"type":"start"}')
+
+        async def feed() -> None:
+            at = 0
+            while at < len(data):
+                size = sizes()
+                await socket.send(data[at : at + size])
+                at += size
+            await socket.send('{"type":"finish"}')
+
+        feeder = asyncio.create_task(feed())
+        async for message in socket:
+            event = json.loads(message)
+            if event["type"] == "text":
+                found += [(c["text"], c["frame"]) for c in event["characters"]]
+        await feeder
+    return found
+
+
+def wav_file(samples: NDArray[np.int16]) -> bytes:
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16_000)
+        file.writeframes(samples.tobytes())
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def recordings(speech_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    corpus = load_corpus(speech_directory / "dev.jsonl", tmp_path_factory.mktemp("cache"))
+    step = len(corpus.utterances) // NUM_UTTERANCES
+    return corpus.subset(list(range(0, step * NUM_UTTERANCES, step)))
+
+
+async def test_every_way_in_gives_the_same_text_and_frames(server: Any, bundled: Recognizer, recordings: Any):
+    results, _ = transcribe_corpus(bundled, recordings)
+    evaluated = {r.key: r.hypothesis for r in results}
+    rng, everything = random.Random(0), []
+    for index, utterance in enumerate(recordings.utterances):
+        samples = recordings.samples[utterance.offset : utterance.offset + utterance.num_samples]
+        data = np.asarray(samples).tobytes()
+        emissions = bundled.transcribe(torch.from_numpy(recordings.audio(index)))
+        expected = [(e.text, e.frame) for e in emissions if not e.end_of_segment]
+        assert evaluated[utterance.key] == text_of(emissions)
+        cuts = (lambda n=len(data): n, lambda: 320, lambda: 1184, lambda: rng.randint(1, 20_000))
+        for sizes in cuts:
+            assert await stream(server.url, data, sizes) == expected, utterance.key
+        async with httpx.AsyncClient(timeout=60) as client:
+            url = f"{server.http}/v1/audio/transcriptions"
+            response = await client.post(url, files={"file": ("a.wav", wav_file(np.asarray(samples)))})
+        assert response.json()["text"] == text_of(emissions)
+        everything.append((data, expected))
+    # Seventeen at a time: each in the company of sixteen others.
+    for start in range(0, NUM_UTTERANCES, 17):
+        group = (everything + everything)[start : start + 17]
+        found = await asyncio.gather(*(stream(server.url, d, lambda: rng.randint(1, 20_000)) for d, _ in group))
+        assert found == [expected for _, expected in group]
