@@ -83,29 +83,14 @@ async def _stream(pieces: AsyncIterator[bytes], url: str, as_json: bool) -> None
     began = time.monotonic()
     result: dict[str, Any] = {"text": "", "words": [], "characters": []}
     async with StreamingClient(url) as client:
-
-        async def feed() -> None:
-            async for piece in pieces:
-                await client.send(piece)
-            await client.finish()
-
-        feeder = asyncio.create_task(feed())
-        try:
-            async for event in client:
-                if isinstance(event, Text):
-                    received = round(time.monotonic() - began, 4)
-                    result["text"] += event.delta
-                    result["characters"] += [c.model_dump() | {"received": received} for c in event.characters]
-                    if not as_json:
-                        print(event.delta, end="", flush=True)
-                elif isinstance(event, Segment):
-                    result["words"] += [w.model_dump() for w in event.words]
-        except ClientError:
-            if feeder.done() and not feeder.cancelled() and isinstance(feeder.exception(), SourceError):
-                raise feeder.exception() from None  # type: ignore[misc]
-            raise
-        finally:
-            feeder.cancel()
-            await asyncio.gather(feeder, return_exceptions=True)
+        async for event in client.transcribe(pieces):
+            if isinstance(event, Text):
+                received = round(time.monotonic() - began, 4)
+                result["text"] += event.delta
+                result["characters"] += [c.model_dump() | {"received": received} for c in event.characters]
+                if not as_json:
+                    print(event.delta, end="", flush=True)
+            elif isinstance(event, Segment):
+                result["words"] += [w.model_dump() for w in event.words]
     result["text"] = result["text"].strip()
     print(json.dumps(result, ensure_ascii=False) if as_json else "")

@@ -8,7 +8,7 @@ async with StreamingClient("ws://localhost:8000/v1/stream", sample_rate=16000) a
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from types import TracebackType
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -84,7 +84,10 @@ class StreamingClient:
 
     async def finish(self) -> None:
         """No more audio: the server emits the rest, then `End`."""
-        await self._open.send(Finish().model_dump_json())
+        try:
+            await self._open.send(Finish().model_dump_json())
+        except ConnectionClosed as error:
+            raise ClientError("the server has closed the stream") from error
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         """Events until `End`, which is the last; raises ClientError for an error of the server."""
@@ -95,6 +98,33 @@ class StreamingClient:
             yield message
             if isinstance(message, End):
                 return
+
+    async def transcribe(self, pieces: AsyncIterable[bytes]) -> AsyncIterator[Event]:
+        """Send `pieces`, finish, and give events meanwhile. What `pieces` raises is raised here."""
+        broken: list[Exception] = []
+
+        async def feed() -> None:
+            try:
+                async for piece in pieces:
+                    await self.send(piece)
+                await self.finish()
+            except ClientError:
+                return  # the server closed the stream; the events below say why
+            except Exception as error:
+                broken.append(error)
+                await self._open.close()
+
+        feeder = asyncio.create_task(feed())
+        try:
+            async for event in self:
+                yield event
+        except ClientError:
+            if broken:
+                raise broken[0] from None
+            raise
+        finally:
+            feeder.cancel()
+            await asyncio.gather(feeder, return_exceptions=True)
 
     @property
     def _open(self) -> ClientConnection:
@@ -124,19 +154,12 @@ def transcribe_stream(
 ) -> list[Event]:
     """Send all `pieces` and return all events: the plain, blocking form. Raises ClientError."""
 
+    async def given() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+
     async def run() -> list[Event]:
         async with StreamingClient(url, sample_rate, encoding, channels) as client:
-
-            async def feed() -> None:
-                for piece in pieces:
-                    await client.send(piece)
-                await client.finish()
-
-            feeder = asyncio.create_task(feed())
-            try:
-                return [event async for event in client]
-            finally:
-                feeder.cancel()
-                await asyncio.gather(feeder, return_exceptions=True)
+            return [event async for event in client.transcribe(given())]
 
     return asyncio.run(run())

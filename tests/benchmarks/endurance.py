@@ -1,13 +1,10 @@
 """What must not hurt: 10 minutes of silence, 10 of noise, a 30-minute file, vanished clients. Prints memory before and after.
 
-    python tests/benchmarks/endurance.py
+python tests/benchmarks/endurance.py
 """
 
 import asyncio
 import json
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 import wave
@@ -15,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+from local_server import local_server
 from websockets.asyncio.client import connect
 
 from mocha_client.client import StreamingClient
@@ -54,53 +52,42 @@ async def vanish(url: str, audio: bytes) -> None:
     connection.transport.abort()
 
 
+def long_file(speech: bytes, seconds: int, target: str) -> None:
+    """Write `speech` (s16 at 16 kHz) over and over to a wav file."""
+    with wave.open(target, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(16_000)
+        for _ in range(seconds * 32_000 // len(speech)):
+            out.writeframes(speech)
+
+
 def main() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = subprocess.Popen([str(Path(sys.executable).with_name("mocha-asr")), "serve", "--port", str(port)])
-    http, url = f"http://127.0.0.1:{port}", f"ws://127.0.0.1:{port}/v1/stream"
-    try:
-        for _ in range(300):
-            try:
-                httpx.get(f"{http}/health")
-                break
-            except httpx.ConnectError:
-                time.sleep(0.1)
-        with wave.open(str(CLIP)) as file:
-            speech = file.readframes(file.getnframes())
-        rng = np.random.default_rng(0)
-        noise = (rng.standard_normal(600 * 16_000) * 1500).astype("<i2").tobytes()
-        asyncio.run(heard(url, speech))
-        rows: list[dict[str, object]] = [{"what": "at first", "rss_mb": round(memory_mb(server.pid), 1)}]
+    with wave.open(str(CLIP)) as file:
+        speech = file.readframes(file.getnframes())
+    noise = (np.random.default_rng(0).standard_normal(600 * 16_000) * 1500).astype("<i2").tobytes()
+    with local_server() as (pid, place):
+        http, url = f"http://{place}", f"ws://{place}/v1/stream"
 
         def note(what: str, began: float, result: object) -> None:
-            seconds, rss = round(time.monotonic() - began, 1), round(memory_mb(server.pid), 1)
-            rows.append({"what": what, "took_s": seconds, "result": result, "rss_mb": rss})
+            seconds, rss = round(time.monotonic() - began, 1), round(memory_mb(pid), 1)
+            print(json.dumps({"what": what, "took_s": seconds, "result": result, "rss_mb": rss}), flush=True)
 
-        for what, audio in (("10 min silence", bytes(600 * 32_000)), ("10 min noise", noise)):
+        for what, audio in (("one clip", speech), ("10 min silence", bytes(600 * 32_000)), ("10 min noise", noise)):
             began = time.monotonic()
             note(what, began, asyncio.run(heard(url, audio)))
         with tempfile.NamedTemporaryFile(suffix=".wav") as long:
-            with wave.open(long.name, "wb") as out:
-                out.setnchannels(1)
-                out.setsampwidth(2)
-                out.setframerate(16_000)
-                for _ in range(1800 * 32_000 // len(speech)):
-                    out.writeframes(speech)
+            long_file(speech, 1800, long.name)
             began = time.monotonic()
             with open(long.name, "rb") as upload:
-                response = httpx.post(f"{http}/v1/audio/transcriptions", files={"file": ("long.wav", upload)}, timeout=None)
+                files = {"file": ("long.wav", upload)}
+                response = httpx.post(f"{http}/v1/audio/transcriptions", files=files, timeout=None)
         note("30 min file", began, response.json()["usage"])
         began = time.monotonic()
         for _ in range(50):
             asyncio.run(vanish(url, speech))
         time.sleep(1)
-        note("50 vanished clients", began, httpx.get(f"{http}/health").json()["streams"])
-        for row in rows:
-            print(json.dumps(row))
-    finally:
-        server.terminate()
-        server.wait()
+        note("50 vanished clients", began, httpx.get(f"{http}/health").json())
 
 
 if __name__ == "__main__":

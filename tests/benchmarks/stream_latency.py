@@ -1,24 +1,21 @@
 """How late characters are shown: real recordings, real sockets, real time.
 
-For each character that was read correctly: the moment the client had it, minus the end of that character in a CTC forced
-alignment of the reference (both from the start of the audio). Starts a server of its own. Needs recorded speech:
-
-    python tests/benchmarks/stream_latency.py --data ../shared/speech --streams 8
+For each character that was read correctly: the moment the client had it, minus the end of that character in a CTC
+forced alignment of the reference. Starts a server of its own. Needs recorded speech. Run it as
+`python tests/benchmarks/stream_latency.py --data ../shared/speech --streams 8`.
 """
 
 import argparse
 import asyncio
 import json
 import os
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-import httpx
 import numpy as np
 import torch
+from local_server import local_server
 from rapidfuzz.distance import Levenshtein
 
 from mocha_client.client import StreamingClient
@@ -74,7 +71,9 @@ async def measure(url: str, recognizer: Recognizer, corpus: Corpus, streams: int
         hypothesis = "".join(c for c, _, _ in found)
         for block in Levenshtein.opcodes(hypothesis, utterance.text):
             if block.tag == "equal":
-                for h, r in zip(range(block.src_start, block.src_end), range(block.dest_start, block.dest_end), strict=True):
+                for h, r in zip(
+                    range(block.src_start, block.src_end), range(block.dest_start, block.dest_end), strict=True
+                ):
                     if ends[r] >= 0 and utterance.text[r] != " ":
                         late["shown_after_character_end_ms"].append(1000 * (found[h][1] - ends[r]))
 
@@ -93,25 +92,12 @@ def main() -> None:
     if not (arguments.data / "dev.jsonl").is_file():
         sys.exit(f"needs recorded speech: no dev.jsonl in {arguments.data}")
     corpus = load_corpus(arguments.data / "dev.jsonl")
-    corpus = corpus.subset(list(range(0, len(corpus.utterances), max(1, len(corpus.utterances) // arguments.utterances))))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [str(Path(sys.executable).with_name("mocha-asr")), "serve", "--port", str(port)]
-    command += ["--model", str(arguments.model)] if arguments.model else []
-    server = subprocess.Popen(command)
-    try:
-        for _ in range(300):
-            try:
-                httpx.get(f"http://127.0.0.1:{port}/health")
-                break
-            except httpx.ConnectError:
-                time.sleep(0.1)
-        torch.set_num_threads(1)
-        recognizer = Recognizer.load(arguments.model)
-        late = asyncio.run(measure(f"ws://127.0.0.1:{port}/v1/stream", recognizer, corpus, arguments.streams))
-    finally:
-        server.terminate()
-        server.wait()
+    every = max(1, len(corpus.utterances) // arguments.utterances)
+    corpus = corpus.subset(list(range(0, len(corpus.utterances), every)))
+    torch.set_num_threads(1)
+    recognizer = Recognizer.load(arguments.model)
+    with local_server(*(["--model", str(arguments.model)] if arguments.model else [])) as (_, place):
+        late = asyncio.run(measure(f"ws://{place}/v1/stream", recognizer, corpus, arguments.streams))
     report = {
         name: {f"p{q}": round(float(np.percentile(values, q)), 1) for q in (50, 90, 99)} | {"characters": len(values)}
         for name, values in late.items()

@@ -1,4 +1,4 @@
-"""Twenty real recordings through every way in: identical text and frames, alone and in company. Needs ../shared/speech."""
+"""Twenty real recordings through every way in: identical text and frames, alone and in company."""
 
 import asyncio
 import io
@@ -73,7 +73,7 @@ async def test_every_way_in_gives_the_same_text_and_frames(server: Any, bundled:
         emissions = bundled.transcribe(torch.from_numpy(recordings.audio(index)))
         expected = [(e.text, e.frame) for e in emissions if not e.end_of_segment]
         assert evaluated[utterance.key] == text_of(emissions)
-        cuts = (lambda n=len(data): n, lambda: 320, lambda: 1184, lambda: rng.randint(1, 20_000))
+        cuts = (lambda: 1_000_000, lambda: 320, lambda: 1184, lambda: rng.randint(1, 20_000))
         for sizes in cuts:
             assert await stream(server.url, data, sizes) == expected, utterance.key
         async with httpx.AsyncClient(timeout=60) as client:
