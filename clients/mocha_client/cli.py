@@ -22,6 +22,7 @@ SUMMARIES = {
     "transcribe": "Transcribe files on this machine, without a server.",
     "train": "Train a recogniser.",
     "evaluate": "Measure a recogniser on a corpus.",
+    "report": "Draw the loss curves and alignments of a training run.",
 }
 
 

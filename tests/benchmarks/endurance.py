@@ -1,4 +1,4 @@
-"""What must not hurt: 10 minutes of silence, 10 of noise, a 30-minute file, vanished clients. Prints memory before and after.
+"""What must not hurt: 10 minutes of silence or noise, a 30-minute file, vanished clients; memory after each.
 
 python tests/benchmarks/endurance.py
 """

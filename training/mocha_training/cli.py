@@ -18,7 +18,7 @@ from mocha_model.checkpoint import CheckpointError, load_checkpoint
 from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
-from mocha_training import recipes
+from mocha_training import pictures, recipes
 from mocha_training.augment import Augmenter
 from mocha_training.data import Corpus, CorpusError, load_corpus, trainable
 from mocha_training.evaluate import evaluate_corpus
@@ -118,3 +118,23 @@ def evaluate(
         table.add_row(name, str(row["utterances"]), *rates, late)
     Console().print(table)
     Console().print(f"real-time factor {report['rtf']:.4f}, tokens per reference {report['tokens_per_reference']:.3f}")
+
+
+def report(
+    run: Annotated[Path, typer.Option(help="directory of a run")],
+    data: Annotated[Path, typer.Option(envvar="MOCHA_SPEECH", help="corpus directory with dev.jsonl")],
+    out: Annotated[Path, typer.Option(help="directory for the pictures")],
+    model: Annotated[Path | None, typer.Option(help="checkpoint; the run's final one if not given")] = None,
+) -> None:
+    """Draw a run's loss curves and the alignments of three dev utterances to PNG."""
+    try:
+        checkpoint = load_checkpoint(model or run / "final.safetensors")
+        dev = load_corpus(data / "dev.jsonl")
+    except (CorpusError, CheckpointError) as error:
+        raise _fail(error) from error
+    out.mkdir(parents=True, exist_ok=True)
+    pictures.draw_losses(run / "log.jsonl", out / "losses.png")
+    chosen = {u.corpus: i for i, u in reversed(list(enumerate(dev.utterances))) if 20 < len(u.text) < 50}
+    for number, index in enumerate(list(chosen.values())[:3], 1):
+        figure = pictures.draw_training_alignment(checkpoint.model, checkpoint.tokenizer, dev, index)
+        figure.savefig(out / f"alignment-{number}.png", dpi=80)

@@ -85,15 +85,16 @@ class Trainer:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
         with Progress(*columns, TimeRemainingColumn()) as bar:
             task = bar.add_task("training", total=1.0)
+            began = time.perf_counter()
             while self.progress < 1:
                 for batch in self._loader():
-                    began = time.perf_counter()
                     figures = self.train_step(batch)
-                    self.elapsed_s += time.perf_counter() - began
-                    self._after_step(batch, figures, time.perf_counter() - began)
-                    speed = figures["x_real_time"]
-                    shown = f"step {self.step}  ctc {figures['ctc']:.2f}  ce {figures.get('ce', 0):.2f}  x{speed:.0f}"
-                    bar.update(task, completed=self.progress, description=shown)
+                    seconds = time.perf_counter() - began  # everything since the last step: data and evaluation too
+                    began += seconds
+                    self.elapsed_s += seconds
+                    self._after_step(batch, figures, seconds)
+                    shown = f"step {self.step}  ctc {figures['ctc']:.2f}  ce {figures.get('ce', 0):.2f}"
+                    bar.update(task, completed=self.progress, description=f"{shown}  x{figures['x_real_time']:.0f}")
                     if self.progress >= 1:
                         break
                 else:
