@@ -18,6 +18,7 @@ class TrainConfig(BaseModel):
 
     learning_rate: float = Field(1e-3, gt=0)
     warmup_steps: int = Field(200, ge=1)
+    scalar_rate: float = Field(20.0, gt=0, description="times the learning rate for g and r of the attention energies")
     weight_decay: float = Field(1e-2, ge=0)
     clip: float = Field(5.0, gt=0, description="largest norm of the whole gradient")
 

@@ -25,9 +25,8 @@ def warm_start() -> TrainConfig:
     )
 
 
-def bundled() -> TrainConfig:
-    """The bundled model: more CTC alone, then CTC + MoChA with CTC-synchronous boundaries and quantity loss."""
-    moderate = AugmentConfig(
+def _moderate() -> AugmentConfig:
+    return AugmentConfig(
         speed_range=0.1,
         gain_db=8,
         noise_probability=0.2,
@@ -36,8 +35,34 @@ def bundled() -> TrainConfig:
         freq_mask_bins=10,
         time_mask_frames=20,
     )
+
+
+def encoder() -> TrainConfig:
+    """More CTC alone, on utterances up to 10 s and with more augmentation, after `warm_start`."""
     return TrainConfig(
-        ctc_only=0.42, batch_seconds=60, max_seconds=10.0, spec_augment_from=0.3, evaluate_every=2500, augment=moderate
+        ctc_only=0.999,
+        batch_seconds=60,
+        max_seconds=10.0,
+        spec_augment_from=0.3,
+        evaluate_every=100_000,
+        augment=_moderate(),
+    )
+
+
+def bundled() -> TrainConfig:
+    """The bundled model, after `encoder`: CTC + MoChA with CTC-synchronous boundaries and quantity loss."""
+    return TrainConfig(
+        ctc_only=0.0,
+        batch_seconds=60,
+        max_seconds=6.0,
+        warmup_steps=100,
+        quantity_weight=0.5,
+        spec_augment_from=0.999,
+        noise_full_at=0.9,
+        save_every=150,
+        evaluate_every=600,
+        average_last=3,
+        augment=_moderate(),
     )
 
 
@@ -55,4 +80,9 @@ def plain() -> TrainConfig:
     return TrainConfig(ctc_only=0.0, augment=off, bf16=False)
 
 
-RECIPES: dict[str, Callable[[], TrainConfig]] = {"warm_start": warm_start, "bundled": bundled, "plain": plain}
+RECIPES: dict[str, Callable[[], TrainConfig]] = {
+    "warm_start": warm_start,
+    "encoder": encoder,
+    "bundled": bundled,
+    "plain": plain,
+}

@@ -66,9 +66,14 @@ class Trainer:
         self.config, self.tokenizer, self.augmenter, self.dev = config, tokenizer, augmenter, dev
         self.directory, self.device = directory, torch.device(device)
         self.model = model.to(self.device)
+        scalars = [model.decoder.attention.gain, model.decoder.attention.bias]
         decayed = [p for p in model.parameters() if p.dim() > 1]
-        other = [p for p in model.parameters() if p.dim() <= 1]
-        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": other, "weight_decay": 0.0}]
+        other = [p for p in model.parameters() if p.dim() <= 1 and all(p is not s for s in scalars)]
+        groups: list[dict[str, Any]] = [
+            {"params": decayed, "weight_decay": config.weight_decay, "factor": 1.0},
+            {"params": other, "weight_decay": 0.0, "factor": 1.0},
+            {"params": scalars, "weight_decay": 0.0, "factor": config.scalar_rate},
+        ]
         self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.98))
         self.step = self.epoch = self.batch_in_epoch = 0
         self.elapsed_s = self.heard_s = 0.0
@@ -106,7 +111,7 @@ class Trainer:
         """One update; returns the losses."""
         torch.manual_seed(self.config.seed * 1_000_003 + self.step)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate()
+            group["lr"] = self.learning_rate() * group["factor"]
         self.model.train()
         batch = batch.to(self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bf16):

@@ -51,7 +51,7 @@ function connect(sampleRate) {
 }
 
 function send(samples) {
-  if (!socket || socket.readyState !== WebSocket.OPEN) return;
+  if (!microphone || !socket || socket.readyState !== WebSocket.OPEN) return; // late blocks come after a stop
   socket.send(samples);
   let sum = 0;
   for (const s of samples) sum += s * s;
@@ -68,9 +68,9 @@ async function startMicrophone() {
   await context.audioWorklet.addModule("recorder.js");
   socket = await connect(context.sampleRate);
   const node = new AudioWorkletNode(context, "recorder");
+  microphone = { media, context };
   node.port.onmessage = (event) => send(event.data);
   context.createMediaStreamSource(media).connect(node);
-  microphone = { media, context };
   byId("microphone").setAttribute("aria-pressed", "true");
   byId("microphone").textContent = "Stop microphone";
   status("Listening.");
