@@ -75,6 +75,20 @@ def test_bad_corpora_are_named(tmp_path: Path, manifest: Path):
         load_corpus(lacking, tmp_path)
 
 
+def test_lhotse_cut_sets_are_read(tmp_path: Path):
+    from lhotse import CutSet, Recording, SupervisionSegment
+    from lhotse.cut import MonoCut
+
+    recording = Recording.from_file(FIXTURES / "suit.wav", recording_id="suit")
+    said = SupervisionSegment("s", "suit", 0.0, 2.0, text="She had.", speaker="slt")
+    manifest = tmp_path / "cuts.jsonl.gz"
+    CutSet.from_cuts([MonoCut("suit", 0.0, 2.0, 0, [said], recording=recording)]).to_file(manifest)
+    corpus = load_corpus(manifest, tmp_path)
+    (utterance,) = corpus.utterances
+    assert (utterance.text, utterance.speaker, utterance.num_samples) == ("she had", "slt", 32_000)
+    assert abs(corpus.audio(0)).max() > 0.1
+
+
 def test_batches_hold_everything_once_and_are_reproducible(corpus: Corpus):
     batches = make_batches(corpus, 8.0, seed=1, epoch=2)
     assert sorted(i for batch in batches for i in batch) == list(range(6))

@@ -138,7 +138,7 @@ def _lhotse_recordings(manifest: Path) -> Iterator[tuple[Utterance, Samples]]:
     from lhotse import CutSet  # heavy, and only needed for such manifests
 
     for cut in track(list(CutSet.from_file(manifest)), f"decoding {manifest.name}", transient=True):
-        audio = cut.resample(SAMPLE_RATE).to_mono(mono_downmix=True).load_audio()[0]
+        audio = cut.resample(SAMPLE_RATE).load_audio().mean(axis=0)
         text = normalize_text(" ".join(s.text or "" for s in cut.supervisions))
         speaker = next((s.speaker for s in cut.supervisions if s.speaker), "")
         samples = np.clip(audio * 32768.0, -32768, 32767).astype(np.int16)
