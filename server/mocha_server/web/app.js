@@ -56,7 +56,7 @@ function send(samples) {
   let sum = 0;
   for (const s of samples) sum += s * s;
   sentSamples += samples.length;
-  const level = Math.min(1, Math.sqrt(sum / samples.length) * 5);
+  const level = Math.min(1, Math.sqrt(sum / samples.length) * 3);
   levels.push({ time: sentSamples / streamRate, level });
   if (levels.length > 4000) levels.shift();
   byId("level").value = level;
