@@ -18,7 +18,7 @@ from mocha_training.augment import AugmentConfig, Augmenter, add_noise, change_s
 from mocha_training.average import average_checkpoints
 from mocha_training.config import TrainConfig
 from mocha_training.data import Corpus, CorpusError, load_corpus, make_batches, trainable
-from mocha_training.evaluate import character_latencies, evaluate_corpus
+from mocha_training.evaluate import Result, character_latencies, evaluate_corpus, summarize
 from mocha_training.recipes import plain
 from mocha_training.trainer import Trainer
 
@@ -204,6 +204,11 @@ def test_evaluation_reports_everything(lively: Recognizer, corpus: Corpus):
     assert set(report["by_corpus"]) == {"weather", "suit"} and report["utterances"] == 6
     assert set(report["emission_latency_ms"]) == {"p50", "p90", "p99"}
     assert len(results) == 6 and report["wer"] > 0
+
+
+def test_error_rates_without_references_are_unknown_not_zero():
+    summary = summarize([Result("k", "c", "", "heard", "heard", ())])
+    assert [summary[name] for name in ("wer", "cer", "ctc_wer", "ctc_cer")] == [None] * 4
 
 
 def test_latency_counts_only_matching_characters():

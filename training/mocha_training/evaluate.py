@@ -88,16 +88,16 @@ def _percentiles(values: list[float]) -> dict[str, float | None]:
 
 
 def summarize(results: list[Result]) -> dict[str, Any]:
-    """Figures over some results: error rates are ratios, latencies milliseconds."""
+    """Figures over some results: error rates are ratios (None without references), latencies milliseconds."""
     scored = [r for r in results if r.reference]
     references = [r.reference for r in scored]
     hypotheses, ctc = [r.hypothesis for r in scored], [r.ctc for r in scored]
     return {
         "utterances": len(results),
-        "wer": jiwer.wer(references, hypotheses),
-        "cer": jiwer.cer(references, hypotheses),
-        "ctc_wer": jiwer.wer(references, ctc),
-        "ctc_cer": jiwer.cer(references, ctc),
+        "wer": jiwer.wer(references, hypotheses) if scored else None,
+        "cer": jiwer.cer(references, hypotheses) if scored else None,
+        "ctc_wer": jiwer.wer(references, ctc) if scored else None,
+        "ctc_cer": jiwer.cer(references, ctc) if scored else None,
         "tokens_per_reference": sum(map(len, hypotheses)) / max(1, sum(map(len, references))),
         "emission_latency_ms": _percentiles([late for r in scored for late in r.latencies_ms]),
     }

@@ -235,7 +235,7 @@ class Trainer:
         return {
             "name": "mocha-asr",
             "steps": self.step,
-            "epochs": self.epoch + self.batch_in_epoch / max(1, len(self.augmenter.corpus.utterances)),
+            "epochs": self.heard_s / self.augmenter.corpus.seconds,
             "hours_of_corpus": self.augmenter.corpus.seconds / 3600,
             "hours_heard": self.heard_s / 3600,
             "training_seconds": self.elapsed_s,
