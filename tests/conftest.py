@@ -1,6 +1,5 @@
 """Fixtures for all tests: synthesized clips, a recogniser that emits plenty, and a real server on a free port."""
 
-import json
 import os
 import socket
 import threading
@@ -125,10 +124,6 @@ def speech_directory() -> Path:
     if not (path / "dev.jsonl").is_file():
         pytest.skip(f"needs recorded speech: no dev.jsonl in {path} (set MOCHA_SPEECH)")
     return path
-
-
-def load_jsonl(path: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.fixture

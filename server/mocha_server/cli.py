@@ -17,10 +17,11 @@ from mocha_model.checkpoint import CheckpointError
 from mocha_model.recognizer import Recognizer
 from mocha_server.app import create_app
 from mocha_server.audio import AudioError, decode_file
+from mocha_server.engine import model_info
 from mocha_server.messages import Segment
 from mocha_server.settings import Settings
 from mocha_server.subtitles import srt, vtt
-from mocha_server.transcript import ModelInfo, Transcript
+from mocha_server.transcript import Transcript
 
 console = Console(stderr=True)
 
@@ -55,14 +56,7 @@ def serve(
 
 def _segments(recognizer: Recognizer, path: Path, bar: Progress) -> Iterator[Segment]:
     """Closed segments of a file as they come."""
-    info = ModelInfo(
-        recognizer.name,
-        recognizer.sample_rate,
-        recognizer.frame_samples,
-        recognizer.latency_samples,
-        recognizer.chunk_width,
-    )
-    transcript, state = Transcript(info), recognizer.init_state(1)
+    transcript, state = Transcript(model_info(recognizer)), recognizer.init_state(1)
     task = bar.add_task(path.name, total=None)
     done = 0
     for block in decode_file(str(path), recognizer.sample_rate):

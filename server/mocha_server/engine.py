@@ -35,6 +35,12 @@ class EngineError(RuntimeError):
         self.code = code
 
 
+def model_info(recognizer: Recognizer) -> ModelInfo:
+    """What the outside needs to know of `recognizer`."""
+    r = recognizer
+    return ModelInfo(r.name, r.sample_rate, r.frame_samples, r.latency_samples, r.chunk_width)
+
+
 @dataclass(eq=False)
 class Stream:
     """A stream's place in the engine. Its methods belong to the event loop that opened it."""
@@ -95,9 +101,7 @@ class Engine:
     ) -> None:
         rate = recognizer.sample_rate
         self._recognizer, self.capacity = recognizer, capacity
-        self.info = ModelInfo(
-            recognizer.name, rate, recognizer.frame_samples, recognizer.latency_samples, recognizer.chunk_width
-        )
+        self.info = model_info(recognizer)
         self.max_buffer = int(max_buffer_s * rate)
         self._scheduler = Scheduler(rate * block_ms // 1000, largest=rate // 2, max_rows=min(capacity, 256))
         self._pool = recognizer.init_state(capacity)

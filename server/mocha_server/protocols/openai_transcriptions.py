@@ -102,7 +102,7 @@ class Upload:
     """One file on its way through the engine."""
 
     def __init__(self, engine: Engine, file: IO[bytes]) -> None:
-        self._engine, self._file = engine, file
+        self._engine = engine
         self._blocks = decode_file(file, engine.info.sample_rate)
         self._num_samples = 0
 
