@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mocha_model.attention import MochaAttention, MochaKeys
 from mocha_model.config import ModelConfig
+from mocha_model.decoder_loop import along_path
 from mocha_model.encoder import RecurrentState
 from mocha_model.tokenizer import Tokenizer
 
@@ -29,6 +30,24 @@ class TeacherForced:
     logits: Tensor
     alpha: Tensor
     beta: Tensor
+
+
+@dataclass(frozen=True)
+class AlongPath:
+    """What a transcript gives when every token is selected at a known frame.
+
+    Attributes:
+        logits: [B, U, V] before the softmax, output step i predicting token i.
+        energies: [B, T + U - 1] float32, monotonic energies e of all decisions that algorithm 1 takes on this path.
+        selects: [B, T + U - 1] bool, whether the path selects at that decision.
+        decides: [B, T + U - 1] bool, false where the decision is not part of the row's path.
+
+    """
+
+    logits: Tensor
+    energies: Tensor
+    selects: Tensor
+    decides: Tensor
 
 
 class Decoder(nn.Module):
@@ -77,3 +96,51 @@ class Decoder(nn.Module):
             betas.append(beta)
         logits = self.logits(torch.stack(hiddens, 1), torch.stack(contexts, 1))
         return TeacherForced(logits, torch.stack(alphas, 1), torch.stack(betas, 1))
+
+    def along_path(self, memory: MochaKeys, tokens: Tensor, num_tokens: Tensor, frames: Tensor) -> AlongPath:
+        """Hard attention over whole transcripts along a given path, in O(T + U) instead of O(T U) energies.
+
+        Follows Chiu & Raffel 2018, algorithm 1, with t_i given: token i attends to the chunk that ends at `frames`
+        [B, U] int64 (strictly rising over real tokens). -1 is "never selected": the decoder passes over the rest of
+        the memory and is given the zero context, as at the end of the input. `tokens` [B, U] and `num_tokens` [B] as
+        for `teacher_forced`.
+        """
+        batch_size, num_steps = tokens.shape
+        width, length = self.attention.chunk_width, memory.mask.shape[1]
+        chunks = frames[..., None] + torch.arange(1 - width, 1, device=frames.device)  # [B, U, w]
+        inside = (chunks >= 0) & (frames >= 0)[..., None]
+        row = torch.arange(batch_size, device=frames.device)[:, None]
+        flat = (row[..., None] * length + chunks.clamp(min=0)).flatten()
+        attention, size = self.attention, self.attention.config.size
+        keys = memory.keys.flatten(0, 1)[:, size:].index_select(0, flat).view(*chunks.shape, size)
+        values = memory.values.flatten(0, 1).index_select(0, flat).view(*chunks.shape, -1)
+        embedded = self.embedding(torch.nn.functional.pad(tokens[:, :-1], (1, 0), value=Tokenizer.sos_id))
+        from_token, from_context = torch.split(self.cell.weight_ih, [embedded.shape[2], values.shape[3]], dim=1)
+        hidden, context = along_path(
+            torch.nn.functional.linear(embedded, from_token, self.cell.bias_ih + self.cell.bias_hh).to(
+                self.cell.weight_hh
+            ),
+            keys,
+            values,
+            inside,
+            from_context.t(),
+            self.cell.weight_hh.t(),
+            attention.query_projection.weight[size:].t(),
+            attention.directions()[size:, 1],
+        )
+        logits = self.logits(hidden, context)
+        # Every frame is decided on by the token that waits there, and the frame of each selection once more by the
+        # token after it, since the pointer is inclusive.
+        ends = torch.where(frames >= 0, frames, length)
+        place = torch.arange(length, device=frames.device).expand(batch_size, length).contiguous()
+        waiting = torch.minimum(torch.searchsorted(ends, place), num_tokens[:, None] - 1)  # [B, T]
+        states = torch.nn.functional.pad(hidden[:, :-1], (0, 0, 1, 0))  # s_{i-1}
+        first = self.attention.energy_along(states[row, waiting], memory.keys)
+        again = self.attention.energy_along(states[:, 1:], memory.keys[row, frames[:, :-1].clamp(min=0)])
+        real = torch.arange(1, num_steps, device=frames.device) < num_tokens[:, None]
+        return AlongPath(
+            logits,
+            energies=torch.cat([first, again], 1),
+            selects=torch.cat([place == ends.gather(1, waiting), torch.zeros_like(real)], 1),
+            decides=torch.cat([memory.mask, real & (frames[:, :-1] >= 0)], 1),
+        )

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from mocha_model.config import ModelConfig
-from mocha_model.decoder import Decoder, TeacherForced
+from mocha_model.decoder import AlongPath, Decoder, TeacherForced
 from mocha_model.encoder import Encoder
 from mocha_model.features import LogMel
 from mocha_model.streaming import valid_mask
@@ -37,6 +37,14 @@ class SpeechModel(nn.Module):
         """Run the decoder over reference `tokens` [B, U] (eos at the end, 0 padding; `num_tokens` [B] counts eos)."""
         keys = self.decoder.attention.prepare(memory, valid_mask(num_memory, memory.shape[1]))
         return self.decoder.teacher_forced(keys, tokens[:, : int(num_tokens.max())], noise_std)
+
+    def along_path(
+        self, memory: Tensor, num_memory: Tensor, tokens: Tensor, num_tokens: Tensor, frames: Tensor
+    ) -> AlongPath:
+        """Run the decoder along a known path: token i is selected at `frames` [B, U] int64, -1 for never."""
+        keys = self.decoder.attention.prepare(memory, valid_mask(num_memory, memory.shape[1]))
+        steps = slice(0, int(num_tokens.max()))
+        return self.decoder.along_path(keys, tokens[:, steps], num_tokens, frames[:, steps])
 
     @property
     def num_parameters(self) -> int:

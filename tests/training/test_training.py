@@ -3,6 +3,7 @@
 import io
 import json
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,10 @@ from mocha_training import losses
 from mocha_training.augment import AugmentConfig, Augmenter, add_noise, change_speed, spec_augment
 from mocha_training.average import average_checkpoints
 from mocha_training.config import TrainConfig
-from mocha_training.data import Corpus, CorpusError, load_corpus, make_batches, trainable
+from mocha_training.data import Corpus, CorpusError, Utterance, load_corpus, make_batches, trainable
 from mocha_training.evaluate import Result, character_latencies, evaluate_corpus, summarize
 from mocha_training.recipes import plain
-from mocha_training.trainer import Trainer
+from mocha_training.trainer import EpochBatches, Trainer
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 TEXTS = {"weather": "The weather is fine today.", "suit": "She had your dark suit"}
@@ -96,6 +97,16 @@ def test_batches_hold_everything_once_and_are_reproducible(corpus: Corpus):
     assert all(len(batch) <= 2 for batch in batches)
 
 
+def test_batches_taken_together_are_of_one_bucket():
+    lengths = [16_000 * (1 + n % 3) for n in range(60)]
+    many = Corpus(tuple(Utterance(str(n), "x", "s", "c", 0, size) for n, size in enumerate(lengths)), np.zeros(0, "i2"))
+    batches = make_batches(many, 4.0, seed=0, epoch=0, together=2)
+    assert sorted(i for batch in batches for i in batch) == list(range(60))
+    pairs = list(zip(batches[::2], batches[1::2], strict=False))
+    alike = [{lengths[i] for i in a} == {lengths[i] for i in b} for a, b in pairs]
+    assert sum(alike) >= len(pairs) - 1
+
+
 def test_augmentation_depends_only_on_its_seed(corpus: Corpus):
     config = AugmentConfig(noise_probability=1, room_probability=1, join_probability=1, join_max_s=30)
     augmenter = Augmenter(config, corpus, corpus)
@@ -143,6 +154,14 @@ def test_losses_are_their_definitions():
     torch.testing.assert_close(late, torch.tensor((0.5 + 0.75 + 1.0 + 0.5) / 4))
 
 
+def test_path_likelihood_is_the_probability_of_the_draws():
+    energies = torch.tensor([[-1.0, 0.5, 2.0, 9.0]])
+    selects, decides = torch.tensor([[False, False, True, True]]), torch.tensor([[True, True, True, False]])
+    p = energies[0].sigmoid()
+    expected = -((1 - p[0]) * (1 - p[1]) * p[2]).log() / 2
+    torch.testing.assert_close(losses.path_likelihood(energies, selects, decides, torch.tensor([2])), expected)
+
+
 def test_ctc_boundaries_are_the_last_frames_of_each_character():
     path = [0, 4, 4, 0, 5, 0, 5, 5, 0]
     log_probs = torch.full((1, 9, 6), -20.0)
@@ -159,13 +178,60 @@ def test_loss_falls(corpus: Corpus, tmp_path: Path):
     assert history[-1] < 0.85 * history[0]
 
 
+def test_path_training_teaches_the_attention_to_fire(corpus: Corpus, tmp_path: Path):
+    trainer = make_trainer(corpus, tmp_path, steps=100, learning_rate=1e-2, attention="path")
+    batch = next(iter(trainer._loader()))
+    history = [trainer.train_step(batch) for _ in range(90)]
+    assert history[0]["fired"] == 0 and history[-1]["fired"] > 0.2
+    assert history[-1]["path"] < 0.5 * history[0]["path"] and history[-1]["ce"] < history[0]["ce"]
+
+
+def test_rows_without_a_ctc_path_count_for_nothing(corpus: Corpus, tmp_path: Path):
+    trainer = make_trainer(corpus, tmp_path, attention="path")
+    good = next(iter(trainer._loader()))
+    hopeless = replace(good, num_samples=good.num_samples.clone())
+    hopeless.num_samples[0] = 2000  # too short for its text
+    figures = trainer.train_step(hopeless)
+    assert all(np.isfinite(value) for value in figures.values())
+    hopeless.num_samples[:] = 2000
+    before = [p.detach().clone() for p in trainer.model.decoder.parameters()]
+    assert trainer.losses(hopeless)["path"][1] == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.decoder.parameters(), strict=True))
+
+
+def _one_step(rank: int, manifest: Path, directory: Path) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", f"file://{directory}/meet", rank=rank, world_size=2)
+    trainer = make_trainer(load_corpus(manifest, directory), directory / "run", noise_std=0.0, attention="path")
+    trainer.model.apply(lambda m: setattr(m, "p", 0.0) if isinstance(m, torch.nn.Dropout) else None)
+    trainer.train_step(next(iter(trainer._loader())))
+    torch.save([p.grad for p in trainer.model.parameters()], directory / f"grads-{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_processes_average_their_gradients(manifest: Path, tmp_path: Path):
+    corpus = load_corpus(manifest, tmp_path)
+    alone = []
+    for rank in range(2):
+        trainer = make_trainer(corpus, tmp_path / "alone", noise_std=0.0, attention="path", clip=1e9)
+        place = EpochBatches(trainer.augmenter, trainer.tokenizer, trainer.config, 0, 0, rank, 2)
+        assert len(place) == len(make_batches(corpus, 8.0, 0, 0)) // 2
+        trainer.train_step(place[0])
+        alone.append([p.grad for p in trainer.model.parameters()])
+    torch.multiprocessing.spawn(_one_step, (manifest, tmp_path), nprocs=2)
+    first, second = (torch.load(tmp_path / f"grads-{rank}.pt") for rank in range(2))
+    for a, b, x, y in zip(first, second, *alone, strict=True):
+        assert torch.equal(a, b)
+        scale = 5.0 / max(5.0, float(torch.stack([(g + h).norm() / 2 for g, h in zip(*alone, strict=True)]).norm()))
+        torch.testing.assert_close(a, scale * (x + y) / 2, rtol=1e-3, atol=1e-6)
+
+
 def test_resumed_run_is_the_same_run(corpus: Corpus, tmp_path: Path):
     whole = make_trainer(corpus, tmp_path / "whole", steps=7)
     whole.run()
     part = make_trainer(corpus, tmp_path / "part", steps=7, save_every=4)
     for batch in part._loader():
-        figures = part.train_step(batch)
-        part._after_step(batch, figures, 1.0)
+        part.train_step(batch)
         if part.step == 2:
             part.save()
             break

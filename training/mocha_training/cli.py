@@ -53,7 +53,13 @@ def train(
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda" if torch.cuda.is_available() else "cpu",
     dev_utterances: Annotated[int, typer.Option(help="dev utterances in evaluations during training")] = 150,
 ) -> None:
-    """Train a recogniser; progress on the terminal, curves and alignment pictures in TensorBoard."""
+    """Train a recogniser; progress on the terminal, curves and alignment pictures in TensorBoard.
+
+    On several GPUs or cores: torchrun --no-python --nproc-per-node N mocha-asr train ...
+    """
+    if "WORLD_SIZE" in os.environ:
+        torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+        device = f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" else device
     try:
         config = recipes.RECIPES[recipe]()
         changes = {"max_minutes": max_minutes, "steps": steps}

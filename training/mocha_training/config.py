@@ -1,5 +1,7 @@
 """Everything a training run is told, in one typed object that travels in its checkpoints. No tensors, no paths."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from mocha_training.augment import AugmentConfig
@@ -24,6 +26,10 @@ class TrainConfig(BaseModel):
 
     ctc_only: float = Field(0.35, ge=0, lt=1, description="progress until which only the CTC branch is trained")
     ctc_weight: float = Field(0.4, ge=0, description="beside 1 - this for the decoder, after that")
+    attention: Literal["expected", "path"] = Field(
+        "expected", description="over all alignments (the papers), or along the CTC branch's own forced alignment"
+    )
+    path_weight: float = Field(0.3, ge=0, description="of the likelihood of the path, per token")
     quantity_weight: float = Field(0.2, ge=0)
     latency_weight: float = Field(0.05, ge=0, description="of the CTC-synchronous boundary loss, per frame")
     label_smoothing: float = Field(0.1, ge=0, lt=1)

@@ -158,21 +158,28 @@ def trainable(corpus: Corpus, min_seconds: float, max_seconds: float) -> Corpus:
     return corpus.subset(kept)
 
 
-def make_batches(corpus: Corpus, max_seconds: float, seed: int, epoch: int) -> list[list[int]]:
+def make_batches(corpus: Corpus, max_seconds: float, seed: int, epoch: int, together: int = 1) -> list[list[int]]:
     """Indices of each batch of one epoch: similar lengths together, at most `max_seconds` with padding, shuffled.
 
     Utterances fall into buckets of one second and each bucket has one batch size, so that few distinct shapes occur.
-    Depends only on the arguments, so any batch of any epoch can be made again.
+    Runs of `together` batches are of one bucket where possible: processes that take them at the same time then finish
+    at the same time. Depends only on the arguments, so any batch of any epoch can be made again.
     """
     rng = np.random.default_rng((seed, epoch))
     lengths = np.array([u.num_samples for u in corpus.utterances]) / SAMPLE_RATE
     buckets = np.ceil(lengths).astype(int)
-    batches: list[list[int]] = []
+    groups: list[list[list[int]]] = []
+    left: list[list[int]] = []
     for bucket in np.unique(buckets):
         members = rng.permutation(np.nonzero(buckets == bucket)[0]).tolist()
         size = max(1, int(max_seconds / bucket))
-        batches += [members[start : start + size] for start in range(0, len(members), size)]
-    return [batches[i] for i in rng.permutation(len(batches))]
+        batches = [members[start : start + size] for start in range(0, len(members), size)]
+        whole = len(batches) // together * together
+        groups += [batches[start : start + together] for start in range(0, whole, together)]
+        left += batches[whole:]
+    groups += [left[start : start + together] for start in range(0, len(left), together)]
+    tail = groups.pop() if left and len(left) % together else []
+    return [batch for i in rng.permutation(len(groups)) for batch in groups[i]] + tail
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ def label_smoothed_cross_entropy(logits: Tensor, tokens: Tensor, num_tokens: Ten
         logits.float().flatten(0, 1), tokens.flatten(), reduction="none", label_smoothing=smoothing
     )
     mask = valid_mask(num_tokens, tokens.shape[1]).flatten()
-    return (flat * mask).sum() / mask.sum()
+    return (flat * mask).sum() / mask.sum().clamp(min=1)
 
 
 def localized_label_smoothing(logits: Tensor, tokens: Tensor, num_tokens: Tensor, weights: tuple[float, ...]) -> Tensor:
@@ -68,6 +68,16 @@ def boundary_latency(alpha: Tensor, boundaries: Tensor, num_tokens: Tensor) -> T
     expected = alpha @ place
     mask = valid_mask(num_tokens, alpha.shape[1]) & (boundaries >= 0)
     return ((expected - boundaries).abs() * mask).sum() / mask.sum().clamp(min=1)
+
+
+def path_likelihood(energies: Tensor, selects: Tensor, decides: Tensor, num_tokens: Tensor) -> Tensor:
+    """Negative log-probability, per token, that the stochastic hard process takes a given path.
+
+    The process of Raffel 2017, eqs. 3-5, draws Bernoulli(sigmoid(e)) at every frame it inspects; the path's probability
+    is the product over its decisions. `energies`, `selects`, `decides` [B, N] as `Decoder.along_path` returns them.
+    """
+    each = functional.binary_cross_entropy_with_logits(energies, selects.float(), reduction="none")
+    return (each * decides).sum() / num_tokens.sum().clamp(min=1)
 
 
 def ctc_boundaries(log_probs: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """The training loop: batches to losses to steps, with progress, evaluation, checkpoints and exact resume.
 
+Under torchrun every process takes its share of each epoch's batches and the gradients are averaged.
+
 One object owns the run; everything random is seeded by (seed, epoch, batch), so a resumed run is the same run. Knows
 nothing of command lines.
 """
@@ -31,19 +33,32 @@ LENGTH_MULTIPLE = 16_000  # samples; with the buckets of `make_batches` this lea
 
 
 class EpochBatches(Dataset[Batch]):
-    """The augmented batches of one epoch from `first` on; item i depends only on (seed, epoch, first + i)."""
+    """The augmented batches of one epoch from `first` on, for one of `world` processes.
 
-    def __init__(self, augmenter: Augmenter, tokenizer: Tokenizer, config: TrainConfig, epoch: int, first: int) -> None:
+    Batch n of an epoch depends only on (seed, epoch, n).
+    """
+
+    def __init__(
+        self,
+        augmenter: Augmenter,
+        tokenizer: Tokenizer,
+        config: TrainConfig,
+        epoch: int,
+        first: int,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
         self.augmenter, self.tokenizer, self.config, self.epoch, self.first = augmenter, tokenizer, config, epoch, first
-        self.batches = make_batches(augmenter.corpus, config.batch_seconds, config.seed, epoch)
+        self.rank, self.world = rank, world
+        self.batches = make_batches(augmenter.corpus, config.batch_seconds, config.seed, epoch, world)
 
     def __len__(self) -> int:
-        """Batches left in the epoch."""
-        return max(0, len(self.batches) - self.first)
+        """Batches left in the epoch for this process; the same number for each."""
+        return max(0, (len(self.batches) - self.first) // self.world)
 
     def __getitem__(self, index: int) -> Batch:
-        """Make batch `first + index`."""
-        at = self.first + index
+        """Make this process's batch number `index`."""
+        at = self.first + index * self.world + self.rank
         rng = np.random.default_rng((self.config.seed, self.epoch, at))
         pairs = [self.augmenter.utterance(i, rng) for i in self.batches[at]]
         return collate([audio for audio, _ in pairs], [text for _, text in pairs], self.tokenizer, LENGTH_MULTIPLE)
@@ -77,7 +92,11 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.98))
         self.step = self.epoch = self.batch_in_epoch = 0
         self.elapsed_s = self.heard_s = 0.0
-        self.writer = SummaryWriter(str(directory / "tensorboard"))
+        self.seconds = 0.0  # that this process took since the last step
+        distributed = torch.distributed.is_initialized()
+        self.rank = torch.distributed.get_rank() if distributed else 0
+        self.world = torch.distributed.get_world_size() if distributed else 1
+        self.writer = SummaryWriter(str(directory / "tensorboard")) if self.rank == 0 else None
 
     @property
     def progress(self) -> float:
@@ -88,28 +107,29 @@ class Trainer:
     def run(self) -> None:
         """Train to the end; the averaged model is ``final.safetensors``."""
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-        with Progress(*columns, TimeRemainingColumn()) as bar:
+        with Progress(*columns, TimeRemainingColumn(), disable=self.rank > 0) as bar:
             task = bar.add_task("training", total=1.0)
             began = time.perf_counter()
             while self.progress < 1:
                 for batch in self._loader():
                     figures = self.train_step(batch)
-                    seconds = time.perf_counter() - began  # everything since the last step: data and evaluation too
-                    began += seconds
-                    self.elapsed_s += seconds
-                    self._after_step(batch, figures, seconds)
+                    self.seconds = time.perf_counter() - began  # all since the last step: data and evaluation too
+                    began += self.seconds
+                    if self.rank == 0:
+                        self._after_step(figures)
                     shown = f"step {self.step}  ctc {figures['ctc']:.2f}  ce {figures.get('ce', 0):.2f}"
                     bar.update(task, completed=self.progress, description=f"{shown}  x{figures['x_real_time']:.0f}")
                     if self.progress >= 1:
                         break
                 else:
                     self.epoch, self.batch_in_epoch = self.epoch + 1, 0
-        self.save()
-        self.finish()
+        if self.rank == 0:
+            self.save()
+            self.finish()
 
     def train_step(self, batch: Batch) -> dict[str, float]:
         """One update; returns the losses."""
-        torch.manual_seed(self.config.seed * 1_000_003 + self.step)
+        torch.manual_seed(self.config.seed * 1_000_003 + self.step * self.world + self.rank)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate() * group["factor"]
         self.model.train()
@@ -119,15 +139,32 @@ class Trainer:
         loss = torch.stack([weight * value for weight, value in parts.values()]).sum()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
+        elapsed, heard = self._average([self.seconds, batch.seconds])
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
         if torch.isfinite(norm):  # one bad batch must not end a run
             self.optimizer.step()
         self.step += 1
-        self.batch_in_epoch += 1
+        self.batch_in_epoch += self.world
+        self.elapsed_s += elapsed
+        self.heard_s += heard * self.world
         return {name: float(value.detach()) for name, (_, value) in parts.items()} | {
             "norm": float(norm),
             "loss": float(loss.detach()),
+            "x_real_time": heard * self.world / max(elapsed, 1e-3),
         }
+
+    def _average(self, numbers: list[float]) -> list[float]:
+        """Average `numbers` and, in place, the gradients over all processes, in one exchange."""
+        if self.world == 1:
+            return numbers
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        flat = torch.cat([g.flatten() for g in grads] + [torch.tensor(numbers, device=self.device)])
+        torch.distributed.all_reduce(flat)
+        flat /= self.world
+        parts = torch.split(flat, [g.numel() for g in grads] + [len(numbers)])
+        for grad, part in zip(grads, parts, strict=False):
+            grad.copy_(part.view_as(grad))
+        return [float(x) for x in parts[-1]]
 
     def losses(self, batch: Batch) -> dict[str, tuple[float, Tensor]]:
         """Each objective with its weight at the present progress."""
@@ -135,13 +172,15 @@ class Trainer:
         with torch.no_grad():
             frames, num_frames = model.features(batch.samples, batch.num_samples)
             if self.progress >= c.spec_augment_from:
-                generator = torch.Generator().manual_seed(c.seed * 7_919 + self.step)
+                generator = torch.Generator().manual_seed(c.seed * 7_919 + self.step * self.world + self.rank)
                 frames = spec_augment(frames, c.augment, generator)
         memory, num_memory = model.encode(frames, num_frames)
         log_probs = model.ctc_log_probs(memory)
         value = losses.ctc(log_probs, num_memory, batch.tokens, batch.num_tokens)
         if self.progress < c.ctc_only:
             return {"ctc": (1.0, value)}
+        if c.attention == "path":
+            return {"ctc": (c.ctc_weight, value)} | self._path_losses(memory, num_memory, log_probs, batch)
         noise = c.noise_std * min(1.0, (self.progress - c.ctc_only) / max(1e-9, c.noise_full_at - c.ctc_only))
         out = model.teacher_forced(memory, num_memory, batch.tokens, batch.num_tokens, noise)
         ce = losses.label_smoothed_cross_entropy(out.logits, batch.tokens, batch.num_tokens, c.label_smoothing)
@@ -153,19 +192,31 @@ class Trainer:
             parts["latency"] = (c.latency_weight, late)
         return parts
 
+    def _path_losses(
+        self, memory: Tensor, num_memory: Tensor, log_probs: Tensor, batch: Batch
+    ) -> dict[str, tuple[float, Tensor]]:
+        c = self.config
+        ends = losses.ctc_boundaries(log_probs, num_memory, batch.tokens, batch.num_tokens)
+        num_tokens = batch.num_tokens * (ends[:, 0] >= 0)  # rows that cannot be aligned count for nothing
+        out = self.model.along_path(memory, num_memory, batch.tokens, batch.num_tokens, ends)
+        ce = losses.label_smoothed_cross_entropy(out.logits, batch.tokens, num_tokens, c.label_smoothing)
+        decides = out.decides & (num_tokens > 0)[:, None]
+        path = losses.path_likelihood(out.energies, out.selects, decides, num_tokens)
+        fired = (out.energies[out.selects & decides] >= 0).float().mean()  # p >= 0.5 where it should be
+        return {"ce": (1 - c.ctc_weight, ce), "path": (c.path_weight, path), "fired": (0.0, fired)}
+
     def learning_rate(self) -> float:
         """Linear warm-up, then cosine to a hundredth over the run."""
         warm = min(1.0, (self.step + 1) / self.config.warmup_steps)
         return self.config.learning_rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * self.progress)))
 
     def _loader(self) -> DataLoader[Batch]:
-        data = EpochBatches(self.augmenter, self.tokenizer, self.config, self.epoch, self.batch_in_epoch)
+        place = (self.epoch, self.batch_in_epoch, self.rank, self.world)
+        data = EpochBatches(self.augmenter, self.tokenizer, self.config, *place)
         workers = 0 if self.device.type == "cpu" else 8
         return DataLoader(data, batch_size=None, num_workers=workers)
 
-    def _after_step(self, batch: Batch, figures: dict[str, float], seconds: float) -> None:
-        self.heard_s += batch.seconds
-        figures["x_real_time"] = batch.seconds / seconds
+    def _after_step(self, figures: dict[str, float]) -> None:
         row = {"step": self.step, "epoch": self.epoch, "progress": self.progress, "elapsed_s": self.elapsed_s}
         row |= figures | {"learning_rate": self.learning_rate()}
         if self.step % 10 == 0:
@@ -179,7 +230,7 @@ class Trainer:
         with (self.directory / "log.jsonl").open("a") as log:
             log.write(json.dumps(row) + "\n")
         for name, value in row.items():
-            if isinstance(value, float) and name not in ("elapsed_s", "progress"):
+            if self.writer and isinstance(value, float) and name not in ("elapsed_s", "progress"):
                 self.writer.add_scalar(name, value, self.step)
 
     def evaluate(self, dev: Corpus) -> dict[str, Any]:
@@ -188,7 +239,8 @@ class Trainer:
         report, results = evaluate_corpus(recognizer, dev)
         for index in range(min(3, len(dev.utterances))):
             figure = pictures.draw_training_alignment(self.model, self.tokenizer, dev, index)
-            self.writer.add_figure(f"alignment/{index}", figure, self.step)
+            if self.writer:
+                self.writer.add_figure(f"alignment/{index}", figure, self.step)
         sample = results[len(results) // 2]
         examples = {"reference": sample.reference, "hypothesis": sample.hypothesis, "ctc": sample.ctc}
         return {f"dev_{k}": v for k, v in report.items() if isinstance(v, float)} | examples
@@ -227,7 +279,8 @@ class Trainer:
 
         paths = sorted(self.directory.glob("step-*.safetensors"))
         average_checkpoints(paths, self.directory / "final.safetensors")
-        self.writer.close()
+        if self.writer:
+            self.writer.close()
 
     def provenance(self) -> dict[str, Any]:
         """What made these weights."""

@@ -96,6 +96,12 @@ class MochaAttention(nn.Module):
         context = torch.bmm(beta[:, None].to(memory.values.dtype), memory.values)[:, 0]  # eq. 26
         return context, alpha, beta
 
+    def energy_along(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Monotonic energies e [...] float32 of single pairs: each of `queries` [..., S] with its `keys` [..., 2d]."""
+        size, direction = self.config.size, self.directions()[: self.config.size, 0]
+        hidden = keys[..., :size] + nn.functional.linear(queries, self.query_projection.weight[:size])
+        return (hidden.tanh() @ direction).float() + self.bias[0]
+
     def attend_chunk(self, u: Tensor, values: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
         """Softmax attention over one chunk per row (Chiu & Raffel 2018, eq. 16).
 
