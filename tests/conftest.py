@@ -45,7 +45,7 @@ def lively_recognizer(config: ModelConfig | None = None) -> Recognizer:
     model = SpeechModel(config or tiny(tokenizer.vocab_size)).train()
     with torch.no_grad():
         for scaled in (
-            model.decoder.attention.memory_projection,
+            model.decoder.attention.energies.memory_projection,
             model.decoder.output,
             model.encoder.stack[0].projection,
         ):
@@ -53,12 +53,15 @@ def lively_recognizer(config: ModelConfig | None = None) -> Recognizer:
         for _ in range(30):  # batch norm statistics
             samples = torch.randn(4, 30_000) * 0.1 * torch.linspace(0, 1, 30_000)
             memory, _ = model.encode(*model.features(samples, torch.tensor([30_000, 20_000, 30_000, 25_000])))
-        attention = model.eval().decoder.attention
-        attention.gain.fill_(6.0)
-        e, _ = attention.energies(
-            torch.zeros(4, model.decoder.cell.hidden_size), attention.memory_projection(memory), attention.directions()
-        )
-        attention.bias[0] -= e.quantile(0.75)
+        energies = model.eval().decoder.attention.energies
+        if energies.kind == "additive":
+            energies.direction.mul_(6 / energies.direction.norm(dim=1, keepdim=True))
+        else:
+            energies.gain.fill_(6.0)
+        nothing = torch.zeros(4, model.decoder.cell.hidden_size)
+        e = energies(nothing, energies.memory_projection(memory), energies.directions())[..., 0]
+        if energies.kind != "additive":
+            energies.bias[0] -= e.quantile(0.75)
     return Recognizer(model, tokenizer, {"name": "lively"})
 
 

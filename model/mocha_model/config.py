@@ -50,12 +50,20 @@ class EncoderConfig(BaseModel):
 
 
 class AttentionConfig(BaseModel):
-    """Energies and window of the attention; MoChA with ``chunk_width`` 1 is hard monotonic attention."""
+    """Which attention, its energies and its window."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    size: int = Field(128, gt=0, description="d, the hidden size of both energy functions")
-    chunk_width: int = Field(4, gt=0, description="w, in encoder frames")
+    mechanism: Literal["softmax", "monotonic", "mocha", "matcha"] = Field(
+        "mocha", description="softmax is offline; the others have an online process"
+    )
+    energy: Literal["normalized", "additive", "dot"] = Field(
+        "normalized", description="Raffel 2017, eqs. 16, 15 and 17"
+    )
+    size: int = Field(128, gt=0, description="d, the hidden size of the energy functions")
+    chunk_width: int = Field(
+        4, gt=0, description="w, in encoder frames; for MAtChA the longest chunk that online decoding looks back over"
+    )
     initial_bias: float = Field(-4.0, description="r of the monotonic energy at the start of training")
     alpha: Literal["exact", "simplified"] = Field("exact", description="simplified: alpha without alpha_{i-1} (sMoChA)")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mocha_model.attention import MochaAttention, MochaKeys
+from mocha_model.attention import Attention, Memory
 from mocha_model.config import ModelConfig
 from mocha_model.decoder_loop import along_path
 from mocha_model.encoder import RecurrentState
@@ -56,7 +56,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         memory_size, size = config.encoder.projection_size, config.decoder.lstm_size
-        self.attention = MochaAttention(memory_size, size, config.attention)
+        self.attention = Attention(memory_size, size, config.attention)
         self.embedding = nn.Embedding(config.vocab_size, config.decoder.embedding_size)
         self.cell = nn.LSTMCell(config.decoder.embedding_size + memory_size, size)
         self.dropout = nn.Dropout(config.decoder.dropout)
@@ -77,10 +77,16 @@ class Decoder(nn.Module):
         result: Tensor = self.output(self.dropout(torch.cat([hidden, context], dim=-1)))
         return result
 
-    def teacher_forced(self, memory: MochaKeys, tokens: Tensor, noise_std: float) -> TeacherForced:
+    def best_symbol(self, hidden: Tensor, context: Tensor) -> Tensor:
+        """The likeliest symbol of each row [R] int64, never blank, start or unknown."""
+        logits = self.logits(hidden, context)
+        logits[:, [Tokenizer.blank_id, Tokenizer.sos_id, Tokenizer.unk_id]] = -torch.inf
+        return logits.argmax(dim=1)
+
+    def teacher_forced(self, memory: Memory, tokens: Tensor, noise_std: float) -> TeacherForced:
         """Expected attention over whole transcripts; y_{i-1} is the reference (Chiu & Raffel 2018, algorithm 1, note).
 
-        `tokens` [B, U] int64 end with eos and are padded with 0; memories as `MochaAttention.prepare` makes them.
+        `tokens` [B, U] int64 end with eos and are padded with 0; memories as `Attention.prepare` makes them.
         """
         batch_size, num_steps = tokens.shape
         start = torch.full((batch_size, 1), Tokenizer.sos_id, dtype=tokens.dtype, device=tokens.device)
@@ -97,7 +103,7 @@ class Decoder(nn.Module):
         logits = self.logits(torch.stack(hiddens, 1), torch.stack(contexts, 1))
         return TeacherForced(logits, torch.stack(alphas, 1), torch.stack(betas, 1))
 
-    def along_path(self, memory: MochaKeys, tokens: Tensor, num_tokens: Tensor, frames: Tensor) -> AlongPath:
+    def along_path(self, memory: Memory, tokens: Tensor, num_tokens: Tensor, frames: Tensor) -> AlongPath:
         """Hard attention over whole transcripts along a given path, in O(T + U) instead of O(T U) energies.
 
         Follows Chiu & Raffel 2018, algorithm 1, with t_i given: token i attends to the chunk that ends at `frames`
@@ -106,13 +112,15 @@ class Decoder(nn.Module):
         for `teacher_forced`.
         """
         batch_size, num_steps = tokens.shape
-        width, length = self.attention.chunk_width, memory.mask.shape[1]
-        chunks = frames[..., None] + torch.arange(1 - width, 1, device=frames.device)  # [B, U, w]
-        inside = (chunks >= 0) & (frames >= 0)[..., None]
+        attention, length = self.attention, memory.mask.shape[1]
+        chunks = frames[..., None] + torch.arange(1 - attention.chunk_width, 1, device=frames.device)  # [B, U, w]
+        earlier = torch.nn.functional.pad(frames[:, :-1], (1, 0))  # t_{i-1}; t_0 is the first frame
+        inside = attention.chunk_mask(frames, earlier, torch.zeros_like(frames))
         row = torch.arange(batch_size, device=frames.device)[:, None]
         flat = (row[..., None] * length + chunks.clamp(min=0)).flatten()
-        attention, size = self.attention, self.attention.config.size
-        keys = memory.keys.flatten(0, 1)[:, size:].index_select(0, flat).view(*chunks.shape, size)
+        energies = attention.energies
+        chunk = slice(energies.size, None)  # of the keys; empty for hard monotonic attention, whose chunk is one frame
+        keys = memory.keys.flatten(0, 1)[:, chunk].index_select(0, flat).view(*chunks.shape, -1)
         values = memory.values.flatten(0, 1).index_select(0, flat).view(*chunks.shape, -1)
         embedded = self.embedding(torch.nn.functional.pad(tokens[:, :-1], (1, 0), value=Tokenizer.sos_id))
         from_token, from_context = torch.split(self.cell.weight_ih, [embedded.shape[2], values.shape[3]], dim=1)
@@ -125,8 +133,8 @@ class Decoder(nn.Module):
             inside,
             from_context.t(),
             self.cell.weight_hh.t(),
-            attention.query_projection.weight[size:].t(),
-            attention.directions()[size:, 1],
+            energies.query_projection.weight[chunk].t(),
+            energies.vectors()[1:].flatten(),
         )
         logits = self.logits(hidden, context)
         # Every frame is decided on by the token that waits there, and the frame of each selection once more by the
@@ -135,8 +143,8 @@ class Decoder(nn.Module):
         place = torch.arange(length, device=frames.device).expand(batch_size, length).contiguous()
         waiting = torch.minimum(torch.searchsorted(ends, place), num_tokens[:, None] - 1)  # [B, T]
         states = torch.nn.functional.pad(hidden[:, :-1], (0, 0, 1, 0))  # s_{i-1}
-        first = self.attention.energy_along(states[row, waiting], memory.keys)
-        again = self.attention.energy_along(states[:, 1:], memory.keys[row, frames[:, :-1].clamp(min=0)])
+        first = energies.pairs(0, states[row, waiting], memory.keys)
+        again = energies.pairs(0, states[:, 1:], memory.keys[row, frames[:, :-1].clamp(min=0)])
         real = torch.arange(1, num_steps, device=frames.device) < num_tokens[:, None]
         return AlongPath(
             logits,

@@ -27,8 +27,9 @@ class SearchState:
     Attributes:
         decoder: s_{i-1}, [B, S] each.
         token: [B] int64, y_{i-1}.
-        keys, values: [B, w-1, 2d] and [B, w-1, D], the newest frames.
+        keys, values: [B, w-1, E d] and [B, w-1, D], the newest frames.
         num_frames: [B] int64, frames so far.
+        start: [B] int64, first frame of the segment.
         last_emission: [B] int64, frame of the newest symbol, -1 before any.
         repeats: [B] int64, symbols emitted at that frame.
         last_voiced: [B] int64, newest frame where the CTC head hears a character, -1 before any.
@@ -41,6 +42,7 @@ class SearchState:
     keys: Tensor
     values: Tensor
     num_frames: Tensor
+    start: Tensor
     last_emission: Tensor
     repeats: Tensor
     last_voiced: Tensor
@@ -63,8 +65,8 @@ class GreedySearch:
 
     def __init__(self, decoder: Decoder, config: DecoderConfig, space_id: int) -> None:
         self.decoder, self.attention, self.space_id = decoder, decoder.attention, space_id
-        self.config = config
-        self.width, self.size = decoder.attention.chunk_width, decoder.attention.config.size
+        self.config, self.energies = config, decoder.attention.energies
+        self.width = decoder.attention.chunk_width
 
     def init_state(self, batch_size: int) -> SearchState:
         """Streams that have heard nothing."""
@@ -73,9 +75,10 @@ class GreedySearch:
         return SearchState(
             decoder=self.decoder.init_state(batch_size),
             token=count + Tokenizer.sos_id,
-            keys=like.new_zeros(batch_size, self.width - 1, 2 * self.size),
-            values=like.new_zeros(batch_size, self.width - 1, self.attention.memory_projection.in_features),
+            keys=like.new_zeros(batch_size, self.width - 1, self.energies.memory_projection.out_features),
+            values=like.new_zeros(batch_size, self.width - 1, self.energies.memory_size),
             num_frames=count,
+            start=count.clone(),
             last_emission=count - 1,
             repeats=count.clone(),
             last_voiced=count - 1,
@@ -108,7 +111,7 @@ class GreedySearch:
     def _window(
         self, memory: Tensor, voiced: Tensor, num_valid: Tensor, state: SearchState
     ) -> tuple[list[Symbol], SearchState]:
-        keys = torch.cat([state.keys, self.attention.memory_projection(memory)], dim=1)
+        keys = torch.cat([state.keys, self.energies.memory_projection(memory)], dim=1)
         values = torch.cat([state.values, memory], dim=1)
         place = torch.arange(memory.shape[1], device=memory.device)
         frames = state.num_frames[:, None] + place  # [B, T] absolute
@@ -135,14 +138,14 @@ class GreedySearch:
         symbols: list[Symbol] = []
         active = (rows & state.open).nonzero()[:, 0]
         part = gather_rows(state, active)
-        context = part.values.new_zeros(len(active), self.attention.memory_projection.in_features)
+        context = part.values.new_zeros(len(active), self.energies.memory_size)
         decoder, token = part.decoder, part.token
         going = [True] * len(active)
         names, last = active.tolist(), (part.num_frames - 1).tolist()
         nothing = (0.0,) * self.width
         for _ in range(self.config.max_emissions_at_end if len(active) else 0):
             decoder = self.decoder.step(token, context, decoder)
-            previous, token = token.tolist(), self.choose(decoder.hidden, context)
+            previous, token = token.tolist(), self.decoder.best_symbol(decoder.hidden, context)
             for k, chosen in enumerate(token.tolist()):
                 going[k] = going[k] and chosen != Tokenizer.eos_id
                 if going[k] and not chosen == previous[k] == self.space_id:
@@ -154,12 +157,6 @@ class GreedySearch:
         new = gather_rows(state, torch.arange(len(rows), device=rows.device))
         scatter_rows(new, index, self.init_state(len(index)))
         return symbols, new
-
-    def choose(self, hidden: Tensor, context: Tensor) -> Tensor:
-        """The best symbol of each row [R], never blank, start or unknown."""
-        logits = self.decoder.logits(hidden, context)
-        logits[:, [Tokenizer.blank_id, Tokenizer.sos_id, Tokenizer.unk_id]] = -torch.inf
-        return logits.argmax(dim=1)
 
 
 class _Turn:
@@ -179,14 +176,14 @@ class _Turn:
         copied = gather_rows(state, torch.arange(len(num_valid), device=num_valid.device))
         self.state = copied  # ours: changed in place below
         self.offset = state.num_frames
-        self.directions = search.attention.directions()
+        self.directions = search.energies.directions()
 
     def run(self, rows: Tensor, pointer: Tensor, symbols: list[Symbol]) -> Tensor:
         """One turn for `rows` [R]; moves `pointer` [B] in place and returns the rows that go on."""
         search, width = self.search, self.search.width
         state = gather_rows(self.state, rows)
         keys = self.keys.index_select(0, rows)
-        e, u = search.attention.energies(state.decoder.hidden, keys, self.directions)
+        e, u = search.attention.both_energies(state.decoder.hidden, keys, self.directions)
         p = e[:, width - 1 :].sigmoid()
         place = torch.arange(p.shape[1], device=p.device)
         ahead = (place >= pointer[rows, None]) & (place < self.num_valid[rows, None])
@@ -213,7 +210,7 @@ class _Turn:
         pointer[rows] = first
         for row, frame in zip(rows.tolist(), frames.tolist(), strict=True):
             symbols.append(Symbol(row, Tokenizer.eos_id, frame, 0.0, (0.0,) * self.search.width))
-        self._renew(rows)
+        self._renew(rows, frames)
 
     def _emit(
         self,
@@ -229,11 +226,11 @@ class _Turn:
         search, width = self.search, self.search.width
         window = first[:, None] + torch.arange(width, device=first.device)  # in the joined axis: j - w + 1 ... j
         frames = self.offset[rows] + first
-        valid = frames[:, None] - (width - 1) + torch.arange(width, device=first.device) >= 0
+        valid = search.attention.chunk_mask(frames, state.last_emission, state.start)
         values = self.values[rows[:, None], window]
         context, weights = search.attention.attend_chunk(u.gather(1, window), values, valid)
         decoder = search.decoder.step(state.token, context, state.decoder)
-        token = search.choose(decoder.hidden, context)
+        token = search.decoder.best_symbol(decoder.hidden, context)
         ended = token == Tokenizer.eos_id
         shown = ~ended & ~((token == search.space_id) & ((state.token == search.space_id) | ~state.open))
         repeats = torch.where(frames == state.last_emission, state.repeats, 0) + 1
@@ -249,10 +246,11 @@ class _Turn:
         )
         symbols += [Symbol(r, t, f, q, tuple(w)) for r, t, f, q, w, told in found if told]
         if ended.any():
-            self._renew(rows[ended])
+            self._renew(rows[ended], frames[ended] + 1)
 
-    def _renew(self, rows: Tensor) -> None:
-        """A fresh decoder for the next segment; the stream's own clock and memory go on."""
+    def _renew(self, rows: Tensor, frames: Tensor) -> None:
+        """A fresh decoder for the segment that begins at `frames`; the stream's own clock and memory go on."""
+        self.state.start[rows] = frames
         scatter_rows(self.state.decoder, rows, self.search.decoder.init_state(len(rows)))
         self.state.token[rows] = Tokenizer.sos_id
         self.state.open[rows] = False

@@ -9,6 +9,7 @@ from mocha_model.model import SpeechModel
 from mocha_model.tokenizer import Tokenizer
 
 
+@torch.no_grad()
 def test_along_path_is_algorithm_1_with_the_selections_given():
     torch.manual_seed(0)
     model = SpeechModel(tiny(12)).double().eval()
@@ -23,7 +24,7 @@ def test_along_path_is_algorithm_1_with_the_selections_given():
         keys = attention.prepare(h, torch.ones(h.shape[:2], dtype=torch.bool))
         state, previous, start, expected = decoder.init_state(1), torch.tensor([Tokenizer.sos_id]), 0, 0.0
         for i in range(int(num_tokens[row])):
-            e, u = attention.energies(state.hidden, keys.keys, keys.directions)
+            e, u = attention.both_energies(state.hidden, keys.keys, keys.directions)
             chosen = int(frames[row, i])
             last = chosen if chosen >= 0 else h.shape[1]
             expected += float(logsigmoid(-e[0, start:last]).sum())

@@ -6,8 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from mocha_model.attention import chunkwise_alignment, monotonic_alignment, moving_sum
+from mocha_model.attention import (
+    Attention,
+    adaptive_chunkwise_alignment,
+    all_partial_products,
+    all_partial_sums,
+    chunkwise_alignment,
+    monotonic_alignment,
+    monotonic_alignments,
+    moving_sum,
+)
+from mocha_model.attention.energy import Energies
 from mocha_model.attention.scan import linear_recurrence
+from mocha_model.config import AttentionConfig
 
 torch.set_default_dtype(torch.float32)
 
@@ -102,3 +113,127 @@ def test_moving_sum_is_equation_18():
     x = torch.arange(1.0, 6.0)[None]
     assert moving_sum(x, 2, 1).tolist() == [[1, 3, 5, 7, 9]]
     assert moving_sum(x, 1, 3).tolist() == [[6, 9, 12, 9, 5]]
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_hard_and_soft_agree_when_p_is_zero_or_one(width: int):
+    p = (random_p(4, 12, seed=8) > 0.7).double()
+    alpha, pointer, u = first(1, 12), 0, random_p(4, 12, seed=9)
+    for i in range(4):
+        alpha = monotonic_alignment(p[i : i + 1], alpha)
+        beta = chunkwise_alignment(alpha, u[i : i + 1], width)[0]
+        chosen = next((j for j in range(pointer, 12) if p[i, j] == 1), None)  # Raffel 2017, eqs. 3-5
+        expected = torch.zeros(12, dtype=torch.float64)
+        if chosen is not None:
+            start = max(0, chosen - width + 1)
+            expected[start : chosen + 1] = u[i, start : chosen + 1].softmax(0)
+            pointer = chosen
+        else:
+            pointer = 12
+        torch.testing.assert_close(beta, expected)
+
+
+def equation_28(p: Tensor, previous: Tensor, u: Tensor) -> Tensor:
+    length = len(p)
+    beta = torch.zeros(length, dtype=torch.float64)
+    for j in range(length):
+        for k in range(j + 1):
+            for last in range(j, length):
+                share = u[j].exp() / u[k : last + 1].exp().sum()
+                beta[j] += share * previous[k] * p[last] * (1 - p[k:last]).prod()
+    return beta
+
+
+@pytest.mark.parametrize("spread", [1.0, 100.0])
+def test_matcha_is_equation_28(spread: float):
+    p, u = random_p(2, 9, seed=10), spread * (random_p(2, 9, seed=11) - 0.5)
+    p[1, 6:] = 0  # padding
+    previous = random_p(2, 9, seed=12)
+    previous = previous / previous.sum(1, keepdim=True)
+    beta = adaptive_chunkwise_alignment(p, previous, u)
+    for b in range(2):
+        torch.testing.assert_close(beta[b], equation_28(p[b], previous[b], u[b]))
+    torch.testing.assert_close(beta.sum(1), monotonic_alignment(p, previous).sum(1))
+
+
+def test_matcha_in_float32_and_at_the_edges_of_p():
+    p = torch.where(random_p(1, 40, seed=13) > 0.5, 1 - 1e-6, 1e-6)
+    previous, u = first(1, 40).roll(3, 1), 60 * random_p(1, 40, seed=14)
+    single = adaptive_chunkwise_alignment(p.float(), previous.float(), u.float())
+    assert single.dtype == torch.float32
+    assert (single[0] - equation_28(p[0], previous[0], u[0])).abs().max() < 1e-5
+
+
+def test_matcha_passes_gradcheck():
+    parts = [random_p(1, 6, seed=s).requires_grad_() for s in (15, 16, 17)]
+    assert torch.autograd.gradcheck(adaptive_chunkwise_alignment, parts)
+
+
+def test_partial_sums_and_products_are_equation_40():
+    x = torch.tensor([2.0, 3.0, 4.0])
+    assert all_partial_sums(x).tolist() == [[2, 5, 9], [1, 3, 7], [1, 1, 4]]
+    assert all_partial_products(x).tolist() == [[2, 6, 24], [1, 3, 12], [1, 1, 4]]
+
+
+def test_all_output_steps_at_once_are_the_steps():
+    p = random_p(2, 3, 6, seed=18)
+    alpha = first(2, 6)
+    together = monotonic_alignments(p)
+    for i in range(3):
+        alpha = monotonic_alignment(p[:, i], alpha)
+        torch.testing.assert_close(together[:, i], alpha)
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "monotonic", "mocha", "matcha"])
+@pytest.mark.parametrize("energy", ["normalized", "additive", "dot"])
+def test_padding_changes_nothing(mechanism: str, energy: str):
+    torch.manual_seed(0)
+    layer = Attention(6, 5, AttentionConfig(mechanism=mechanism, energy=energy, size=7, initial_bias=0.0))
+    values, query = torch.randn(2, 10, 6), torch.randn(2, 5)
+    mask = torch.arange(10) < torch.tensor([[10], [7]])
+    ready = layer.prepare(values, mask)
+    context, alpha, beta = layer.expect(query, ready, layer.first_alignment(ready), 0.0)
+    short = layer.prepare(values[1:, :7], mask[1:, :7])
+    alone, _, alone_beta = layer.expect(query[1:], short, layer.first_alignment(short), 0.0)
+    torch.testing.assert_close(context[1:], alone)
+    torch.testing.assert_close(beta[1:, :7], alone_beta)
+    assert (beta[1, 7:] == 0).all() and (alpha[1, 7:] == 0).all()
+
+
+def test_energies_are_equations_15_to_17():
+    torch.manual_seed(0)
+    query, memory = torch.randn(2, 5), torch.randn(2, 3, 6)
+    for kind in ("normalized", "additive", "dot"):
+        layer = Energies(6, 5, 7, kind, [-1.0, 0.5])  # type: ignore[arg-type]
+        got = layer(query, layer.memory_projection(memory), layer.directions())
+        size = layer.size
+        for which, r in enumerate((-1.0, 0.5)):
+            part = slice(which * size, (which + 1) * size)
+            for b in range(2):
+                for j in range(3):
+                    keyed = layer.memory_projection.weight[part] @ memory[b, j]
+                    if kind == "dot":
+                        expected = query[b] @ keyed / size**0.5 + r  # eq. 17, g = 1 / sqrt(d)
+                    else:
+                        tanh = (
+                            keyed + layer.memory_projection.bias[part] + layer.query_projection.weight[part] @ query[b]
+                        ).tanh()
+                        v = layer.direction[which]
+                        expected = v @ tanh if kind == "additive" else v @ tanh / (v.norm() * size**0.5) + r
+                    torch.testing.assert_close(got[b, j, which], expected)
+        alone = layer.pairs(1, query[:, None].expand(2, 3, 5), layer.memory_projection(memory))
+        torch.testing.assert_close(alone, got[..., 1])
+
+
+def test_bfloat16_autocast_keeps_alignments_in_float32():
+    torch.manual_seed(0)
+    layer = Attention(16, 16, AttentionConfig(size=32, initial_bias=-1.0))
+    values, query = torch.randn(4, 300, 16), torch.randn(4, 16)
+    ready = layer.prepare(values, torch.ones(4, 300, dtype=torch.bool))
+    exact = layer.expect(query, ready, layer.first_alignment(ready), 0.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        ready = layer.prepare(values, torch.ones(4, 300, dtype=torch.bool))
+        rough = layer.expect(query, ready, layer.first_alignment(ready), 0.0)
+    assert rough[1].dtype == rough[2].dtype == torch.float32
+    for a, b in zip(exact[1:], rough[1:], strict=True):
+        assert (a - b).abs().max() < 0.01  # bfloat16 energies; the recurrence itself adds nothing

@@ -81,7 +81,7 @@ class Trainer:
         self.config, self.tokenizer, self.augmenter, self.dev = config, tokenizer, augmenter, dev
         self.directory, self.device = directory, torch.device(device)
         self.model = model.to(self.device)
-        scalars = [model.decoder.attention.gain, model.decoder.attention.bias]
+        scalars = model.decoder.attention.energies.scalars
         decayed = [p for p in model.parameters() if p.dim() > 1]
         other = [p for p in model.parameters() if p.dim() <= 1 and all(p is not s for s in scalars)]
         groups: list[dict[str, Any]] = [

@@ -1,6 +1,26 @@
 """The attention family of Raffel 2017 and Chiu & Raffel 2018. Knows nothing of speech: memories are any sequences."""
 
-from mocha_model.attention.alignment import chunkwise_alignment, monotonic_alignment, moving_sum
-from mocha_model.attention.mocha import MochaAttention, MochaKeys
+from mocha_model.attention.alignment import (
+    adaptive_chunkwise_alignment,
+    all_partial_products,
+    all_partial_sums,
+    chunkwise_alignment,
+    monotonic_alignment,
+    monotonic_alignments,
+    moving_sum,
+    simplified_alignment,
+)
+from mocha_model.attention.layer import Attention, Memory
 
-__all__ = ["MochaAttention", "MochaKeys", "chunkwise_alignment", "monotonic_alignment", "moving_sum"]
+__all__ = [
+    "Attention",
+    "Memory",
+    "adaptive_chunkwise_alignment",
+    "all_partial_products",
+    "all_partial_sums",
+    "chunkwise_alignment",
+    "monotonic_alignment",
+    "monotonic_alignments",
+    "moving_sum",
+    "simplified_alignment",
+]

@@ -74,3 +74,59 @@ def chunkwise_alignment(monotonic: Tensor, chunk_energies: Tensor, chunk_width: 
     weighted = windows.softmax(dim=-1) * monotonic[..., None]
     parts = [pad(weighted[..., k], (0, chunk_width - 1 - k))[..., chunk_width - 1 - k :] for k in range(chunk_width)]
     return torch.stack(parts).sum(0)[..., :length]
+
+
+def monotonic_alignments(p_choose: Tensor) -> Tensor:
+    """All output steps at once, [B, U, T] -> [B, U, T]; for when no p_i depends on an alignment before it."""
+    previous = torch.zeros_like(p_choose[:, 0])
+    previous[..., 0] = 1.0  # alpha_0
+    rows = []
+    for p in p_choose.unbind(1):
+        previous = monotonic_alignment(p, previous)
+        rows.append(previous)
+    return torch.stack(rows, dim=1)
+
+
+def _upper(length: int, like: Tensor) -> Tensor:
+    return torch.ones(length, length, dtype=torch.bool, device=like.device).triu()
+
+
+def all_partial_sums(x: Tensor) -> Tensor:
+    """``sum_{m=j}^{l} x_m`` at [..., j, l] for j <= l, 1 elsewhere (Chiu & Raffel 2018, eq. 40).
+
+    [..., T] to [..., T, T]. Summed forwards from each j: the difference of two sums (eq. 41) cancels where they are
+    large.
+    """
+    upper = _upper(x.shape[-1], x)
+    return torch.where(upper, (x[..., None, :] * upper).cumsum(-1), 1.0)
+
+
+def all_partial_products(x: Tensor) -> Tensor:
+    """``prod_{m=j}^{l} x_m`` at [..., j, l] for j <= l, 1 elsewhere (Chiu & Raffel 2018, below eq. 42); no division."""
+    upper = _upper(x.shape[-1], x)
+    return torch.where(upper, x[..., None, :], 1.0).cumprod(-1)
+
+
+def adaptive_chunkwise_alignment(p_choose: Tensor, previous: Tensor, chunk_energies: Tensor) -> Tensor:
+    """beta_i of MAtChA, whose chunks reach from t_{i-1} to t_i (Chiu & Raffel 2018, eq. 28).
+
+    In O(T^2) memory per output step, as the paper. Computed in float64: chunks far below the row's largest energy
+    would lose their sum in float32.
+
+    Args:
+        p_choose: [B, T] selection probabilities of this output step; 0 at padding.
+        previous: [B, T] alpha_{i-1}.
+        chunk_energies: [B, T] u, any finite values within about 700 of each other.
+
+    Returns:
+        [B, T] in the dtype of `p_choose`, with the same sum as alpha_i.
+
+    """
+    p, before, u = p_choose.double(), previous.double(), chunk_energies.double()
+    weight = (u - u.amax(dim=-1, keepdim=True).detach()).exp()
+    upper = _upper(p.shape[-1], p)
+    passed = all_partial_products(1 - p).roll(1, -1)  # prod_{n=k}^{l-1}: the column before
+    passed = torch.where(upper.triu(1), passed, upper.to(p.dtype))  # 1 at k = l, 0 for k > l
+    both = before[..., :, None] * p[..., None, :] * passed / all_partial_sums(weight)  # start k, end l
+    spans = both.cumsum(-2).flip(-1).cumsum(-1).flip(-1)  # sum over k <= j and l >= column
+    return (weight * spans.diagonal(dim1=-2, dim2=-1)).to(p_choose.dtype)  # eq. 43
