@@ -94,6 +94,11 @@ class ModelConfig(BaseModel):
     attention: AttentionConfig = AttentionConfig()
     decoder: DecoderConfig = DecoderConfig()
 
+    def with_attention(self, **changes: object) -> "ModelConfig":
+        """The same network with another attention; raises ValidationError (a ValueError) for what there is not."""
+        attention = AttentionConfig.model_validate(self.attention.model_dump() | changes)
+        return self.model_copy(update={"attention": attention})
+
     @property
     def frame_samples(self) -> int:
         """Samples from one encoder frame to the next."""

@@ -22,12 +22,12 @@ class TeacherForced:
 
     Attributes:
         logits: [B, U, V] before the softmax, output step i predicting token i.
-        alpha: [B, U, T] monotonic alignment, float32.
-        beta: [B, U, T] chunkwise alignment, float32.
+        p, alpha, beta: [B, U, T] float32, see `Expected`.
 
     """
 
     logits: Tensor
+    p: Tensor
     alpha: Tensor
     beta: Tensor
 
@@ -92,16 +92,16 @@ class Decoder(nn.Module):
         start = torch.full((batch_size, 1), Tokenizer.sos_id, dtype=tokens.dtype, device=tokens.device)
         inputs = torch.cat([start, tokens[:, :-1]], dim=1)
         state, alpha = self.init_state(batch_size), self.attention.first_alignment(memory)
-        hiddens, contexts, alphas, betas = [], [], [], []
+        steps, hiddens = [], []
         for i in range(num_steps):
-            context, alpha, beta = self.attention.expect(state.hidden, memory, alpha, noise_std)
-            state = self.step(inputs[:, i], context, state)
+            steps.append(self.attention.expect(state.hidden, memory, alpha, noise_std))
+            alpha = steps[-1].alpha
+            state = self.step(inputs[:, i], steps[-1].context, state)
             hiddens.append(state.hidden)
-            contexts.append(context)
-            alphas.append(alpha)
-            betas.append(beta)
-        logits = self.logits(torch.stack(hiddens, 1), torch.stack(contexts, 1))
-        return TeacherForced(logits, torch.stack(alphas, 1), torch.stack(betas, 1))
+        contexts, p, alphas, betas = (
+            torch.stack([getattr(s, name) for s in steps], 1) for name in ("context", "p", "alpha", "beta")
+        )
+        return TeacherForced(self.logits(torch.stack(hiddens, 1), contexts), p, alphas, betas)
 
     def along_path(self, memory: Memory, tokens: Tensor, num_tokens: Tensor, frames: Tensor) -> AlongPath:
         """Hard attention over whole transcripts along a given path, in O(T + U) instead of O(T U) energies.

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mocha_model.checkpoint import load_checkpoint
+from mocha_model.checkpoint import CheckpointError, load_checkpoint
 from mocha_model.emissions import Emission
 from mocha_model.features import FeatureState
 from mocha_model.model import SpeechModel
-from mocha_model.search import GreedySearch, SearchState, Symbol
+from mocha_model.search import GreedySearch, OfflineModelError, SearchState, Symbol
 from mocha_model.streaming import where_rows
 from mocha_model.tokenizer import Tokenizer
 
@@ -40,7 +40,10 @@ class Recognizer:
     def load(cls, path: str | Path | None = None, device: str = "cpu") -> "Recognizer":
         """From a checkpoint file, or the bundled one; raises `CheckpointError`."""
         checkpoint = load_checkpoint(path, device)
-        return cls(checkpoint.model, checkpoint.tokenizer, checkpoint.provenance)
+        try:
+            return cls(checkpoint.model, checkpoint.tokenizer, checkpoint.provenance)
+        except OfflineModelError as error:
+            raise CheckpointError(f"{path}: {error}") from error
 
     @property
     def name(self) -> str:
@@ -65,7 +68,7 @@ class Recognizer:
     @property
     def chunk_width(self) -> int:
         """w, frames that each character attends to."""
-        return self.config.attention.chunk_width
+        return self.model.decoder.attention.chunk_width
 
     def frame_time_samples(self, frame: int) -> int:
         """Samples since the start of the stream when the audio of encoder frame `frame` is complete."""

@@ -60,10 +60,16 @@ class Symbol:
     weights: tuple[float, ...]
 
 
+class OfflineModelError(ValueError):
+    """Online decoding of an attention that needs the whole memory."""
+
+
 class GreedySearch:
     """The online process over a `Decoder`."""
 
     def __init__(self, decoder: Decoder, config: DecoderConfig, space_id: int) -> None:
+        if not decoder.attention.is_online:
+            raise OfflineModelError("softmax attention is offline: it cannot be streamed (decode it softly)")
         self.decoder, self.attention, self.space_id = decoder, decoder.attention, space_id
         self.config, self.energies = config, decoder.attention.energies
         self.width = decoder.attention.chunk_width

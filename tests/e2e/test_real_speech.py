@@ -64,7 +64,7 @@ def recordings(speech_directory: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 async def test_every_way_in_gives_the_same_text_and_frames(server: Any, bundled: Recognizer, recordings: Any):
-    results, _ = transcribe_corpus(bundled, recordings)
+    results, _ = transcribe_corpus(bundled.model, bundled.tokenizer, recordings)
     evaluated = {r.key: r.hypothesis for r in results}
     rng, everything = random.Random(0), []
     for index, utterance in enumerate(recordings.utterances):

@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer
+from typer.testing import CliRunner
 
 from mocha_model.config import tiny
 from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
-from mocha_training import losses
+from mocha_training import cli, losses
 from mocha_training.augment import AugmentConfig, Augmenter, add_noise, change_speed, spec_augment
 from mocha_training.average import average_checkpoints
 from mocha_training.config import TrainConfig
@@ -178,6 +180,43 @@ def test_loss_falls(corpus: Corpus, tmp_path: Path):
     assert history[-1] < 0.85 * history[0]
 
 
+@pytest.mark.parametrize("mechanism", ["softmax", "monotonic", "mocha", "matcha"])
+def test_every_mechanism_trains_decodes_and_is_drawn(mechanism: str, corpus: Corpus, tmp_path: Path):
+    tokenizer = Tokenizer.from_texts(u.text for u in corpus.utterances)
+    torch.manual_seed(0)
+    model = SpeechModel(tiny(tokenizer.vocab_size).with_attention(mechanism=mechanism))
+    config = plain().model_copy(update={"batch_seconds": 8.0, "steps": 20, "learning_rate": 1e-2, "warmup_steps": 2})
+    trainer = Trainer(config, model, tokenizer, Augmenter(config.augment, corpus), corpus.subset([0, 1]), tmp_path)
+    batch = next(iter(trainer._loader()))
+    history = [trainer.train_step(batch) for _ in range(12)]
+    assert history[-1]["ce"] < history[0]["ce"]
+    assert ("quantity" in history[0]) == (mechanism != "softmax")
+    trainer.save()
+    runner, picture = CliRunner(), tmp_path / "align.svg"
+    app = typer.Typer()
+    app.command()(cli.align)
+    checkpoint = str(next(tmp_path.glob("step-*.safetensors")))
+    said = runner.invoke(
+        app, [str(FIXTURES / "suit.wav"), "--out", str(picture), "--model", checkpoint, "--text", "ab"]
+    )
+    assert said.exit_code == 0, said.output
+    assert picture.read_text().count("<image") == (2 if mechanism == "softmax" else 4)
+    said = runner.invoke(app, [str(FIXTURES / "make.sh"), *options])
+    assert said.exit_code == 1 and "not a readable recording" in said.output
+    report, _ = evaluate_corpus(model, tokenizer, corpus, "soft")
+    assert report["decoding"] == "soft" and evaluate_corpus(model, tokenizer, corpus)[0]["decoding"] == (
+        "soft" if mechanism == "softmax" else "online"
+    )
+
+
+def test_path_training_needs_chunks_that_follow_a_pointer(corpus: Corpus, tmp_path: Path):
+    for changes in ({"mechanism": "softmax"}, {"energy": "dot"}):
+        model = SpeechModel(tiny(30).with_attention(**changes))
+        config = plain().model_copy(update={"attention": "path"})
+        with pytest.raises(ValueError, match="path"):
+            Trainer(config, model, Tokenizer.from_texts(["ab"]), Augmenter(config.augment, corpus), None, tmp_path)
+
+
 def test_path_training_teaches_the_attention_to_fire(corpus: Corpus, tmp_path: Path):
     trainer = make_trainer(corpus, tmp_path, steps=100, learning_rate=1e-2, attention="path")
     batch = next(iter(trainer._loader()))
@@ -265,7 +304,7 @@ def test_average(corpus: Corpus, tmp_path: Path):
 
 
 def test_evaluation_reports_everything(lively: Recognizer, corpus: Corpus):
-    report, results = evaluate_corpus(lively, corpus)
+    report, results = evaluate_corpus(lively.model, lively.tokenizer, corpus)
     assert {"wer", "cer", "ctc_wer", "utterances", "rtf", "emission_latency_ms", "by_corpus"} <= set(report)
     assert set(report["by_corpus"]) == {"weather", "suit"} and report["utterances"] == 6
     assert set(report["emission_latency_ms"]) == {"p50", "p90", "p99"}

@@ -1,4 +1,4 @@
-"""The commands `train` and `evaluate`. Reads options, builds objects, prints; everything else is elsewhere."""
+"""The commands `train`, `evaluate`, `report` and `align`: read options, build objects, print."""
 
 import json
 import os
@@ -16,12 +16,11 @@ from rich.table import Table
 from mocha_model import config as model_config
 from mocha_model.checkpoint import CheckpointError, load_checkpoint
 from mocha_model.model import SpeechModel
-from mocha_model.recognizer import Recognizer
-from mocha_model.tokenizer import Tokenizer
+from mocha_model.tokenizer import Tokenizer, normalize_text
 from mocha_training import pictures, recipes
 from mocha_training.augment import Augmenter
-from mocha_training.data import Corpus, CorpusError, load_corpus, trainable
-from mocha_training.evaluate import evaluate_corpus
+from mocha_training.data import Corpus, CorpusError, decode_audio, load_corpus, trainable
+from mocha_training.evaluate import Decoding, evaluate_corpus
 from mocha_training.trainer import Trainer
 
 console = Console(stderr=True)
@@ -47,6 +46,8 @@ def train(
     data: Annotated[Path, typer.Option(envvar="MOCHA_SPEECH", help="corpus directory with train.jsonl and dev.jsonl")],
     recipe: Annotated[str, typer.Option(help="one of: " + ", ".join(recipes.RECIPES))] = "bundled",
     preset: Annotated[str, typer.Option(help="model sizes: small, wsj_mocha, tiny")] = "small",
+    mechanism: Annotated[str, typer.Option(help="attention: softmax, monotonic, mocha, matcha")] = "mocha",
+    chunk_width: Annotated[int | None, typer.Option(help="w of MoChA, bound of MAtChA")] = None,
     init: Annotated[Path | None, typer.Option(help="start from the weights of this checkpoint")] = None,
     max_minutes: Annotated[float | None, typer.Option(help="time budget, for the schedules too")] = None,
     steps: Annotated[int | None, typer.Option(help="length of the run")] = None,
@@ -70,7 +71,9 @@ def train(
         if init is None:
             tokenizer = Tokenizer.from_texts(u.text for u in corpus.utterances)
             torch.manual_seed(config.seed)
-            model = SpeechModel(getattr(model_config, preset)(tokenizer.vocab_size))
+            sizes: model_config.ModelConfig = getattr(model_config, preset)(tokenizer.vocab_size)
+            chosen_attention = {"mechanism": mechanism} | ({"chunk_width": chunk_width} if chunk_width else {})
+            model = SpeechModel(sizes.with_attention(**chosen_attention))
             feature_statistics(model, corpus, 500, config.seed)
         else:
             start = load_checkpoint(init)
@@ -96,19 +99,24 @@ def evaluate(
     hypotheses: Annotated[
         Path | None, typer.Option(help="write every utterance's texts to this JSON lines file")
     ] = None,
+    decoding: Annotated[
+        Decoding | None, typer.Option(help="online (hard), or soft over whole recordings; online where possible")
+    ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads; the real-time factor is per these")] = 1,
 ) -> None:
     """WER, CER, CTC branch, emission latency against a CTC forced alignment, token counts and real-time factor."""
     torch.set_num_threads(threads)
     try:
-        recognizer, corpus = Recognizer.load(model), load_corpus(manifest)
+        checkpoint, corpus = load_checkpoint(model), load_corpus(manifest)
     except (CorpusError, CheckpointError) as error:
         raise _fail(error) from error
     if limit:
         corpus = corpus.subset(list(range(min(limit, len(corpus.utterances)))))
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("evaluating", total=len(corpus.utterances))
-        report, results = evaluate_corpus(recognizer, corpus, lambda done: bar.advance(task, done))
+        report, results = evaluate_corpus(
+            checkpoint.model, checkpoint.tokenizer, corpus, decoding, lambda done: bar.advance(task, done)
+        )
     if hypotheses is not None:
         with hypotheses.open("w", encoding="utf-8") as file:
             for r in results:
@@ -142,5 +150,25 @@ def report(
     pictures.draw_losses(run / "log.jsonl", out / "losses.png")
     chosen = {u.corpus: i for i, u in reversed(list(enumerate(dev.utterances))) if 20 < len(u.text) < 50}
     for number, index in enumerate(list(chosen.values())[:3], 1):
-        figure = pictures.draw_training_alignment(checkpoint.model, checkpoint.tokenizer, dev, index)
+        audio, text = torch.from_numpy(dev.audio(index)), dev.utterances[index].text
+        figure = pictures.draw_alignment(checkpoint.model, checkpoint.tokenizer, audio, text)
         figure.savefig(out / f"alignment-{number}.png", dpi=80)
+
+
+def align(
+    file: Annotated[Path, typer.Argument(help="any audio file")],
+    out: Annotated[Path, typer.Option(help="picture to write: .png or .svg")] = Path("alignment.png"),
+    model: Annotated[Path | None, typer.Option(help="checkpoint; the bundled one if not given")] = None,
+    text: Annotated[str | None, typer.Option(help="what is said; what the model reads, if not given")] = None,
+) -> None:
+    """Draw features, p, alpha, beta and the path of online decoding, with each character at its frame."""
+    try:
+        checkpoint = load_checkpoint(model)
+        samples = torch.from_numpy(decode_audio(file.read_bytes(), str(file)).astype(np.float32) / 32768)
+    except (OSError, CorpusError, CheckpointError) as error:
+        raise _fail(error) from error
+    if out.suffix not in (".png", ".svg"):
+        raise _fail(f"{out}: a picture is .png or .svg")
+    spoken = None if text is None else normalize_text(text)
+    pictures.draw_alignment(checkpoint.model, checkpoint.tokenizer, samples, spoken).savefig(out, dpi=110)
+    console.print(f"wrote {out}")

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jiwer
 import numpy as np
@@ -13,11 +13,15 @@ from torch import Tensor
 
 from mocha_model.config import SAMPLE_RATE
 from mocha_model.emissions import Emission, text_of
+from mocha_model.model import SpeechModel
+from mocha_model.offline import decode_softly
 from mocha_model.recognizer import Recognizer
-from mocha_training.data import Corpus, collate
+from mocha_model.tokenizer import Tokenizer
+from mocha_training.data import Batch, Corpus, collate
 from mocha_training.losses import ctc_boundaries
 
 BATCH_ROWS = 16
+Decoding = Literal["online", "soft"]
 
 
 @dataclass(frozen=True)
@@ -32,10 +36,14 @@ class Result:
     latencies_ms: tuple[float, ...]
 
 
-def collapse(ids: Tensor, recognizer: Recognizer) -> str:
+def collapse(ids: Tensor, tokenizer: Tokenizer) -> str:
     """Best-path CTC text of label ids [T]: repeats merged, blanks dropped."""
-    merged = torch.unique_consecutive(ids)
-    return " ".join(recognizer.tokenizer.decode(merged.tolist()).split())
+    return plain(tokenizer, torch.unique_consecutive(ids).tolist())
+
+
+def plain(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """Text of ids with single spaces."""
+    return " ".join(tokenizer.decode(ids).split())
 
 
 def character_latencies(
@@ -54,30 +62,56 @@ def character_latencies(
     return tuple(late)
 
 
+@dataclass(frozen=True)
+class _Read:
+    """What one way of decoding makes of a batch."""
+
+    texts: list[str]
+    emissions: list[list[Emission]]  # empty where nothing is emitted in time
+    seconds: float
+
+
+def _decode(model: SpeechModel, tokenizer: Tokenizer, batch: Batch, decoding: Decoding) -> _Read:
+    began = time.perf_counter()
+    if decoding == "soft":
+        memory, num_memory = model.encode(*model.features(batch.samples, batch.num_samples))
+        found = decode_softly(model.decoder, memory, num_memory)
+        seconds = time.perf_counter() - began
+        return _Read([plain(tokenizer, ids) for ids in found], [[] for _ in found], seconds)
+    recognizer = Recognizer(model, tokenizer)
+    first, state = recognizer.step(batch.samples, batch.num_samples, recognizer.init_state(len(batch.samples)))
+    rest, _ = recognizer.flush(state, torch.ones(len(batch.samples), dtype=torch.bool))
+    seconds = time.perf_counter() - began
+    emissions = [a + b for a, b in zip(first, rest, strict=True)]
+    return _Read([text_of(row) for row in emissions], emissions, seconds)
+
+
 @torch.inference_mode()
 def transcribe_corpus(
-    recognizer: Recognizer, corpus: Corpus, progress: Callable[[int], None] = lambda done: None
+    model: SpeechModel,
+    tokenizer: Tokenizer,
+    corpus: Corpus,
+    decoding: Decoding = "online",
+    progress: Callable[[int], None] = lambda done: None,
 ) -> tuple[list[Result], float]:
-    """Greedy online decoding and the CTC branch of every utterance; returns results and seconds of decoding."""
+    """Greedy decoding and the CTC branch of every utterance; returns results and seconds of decoding."""
+    model.eval()
     order = sorted(range(len(corpus.utterances)), key=lambda i: corpus.utterances[i].num_samples)
-    frame_ms = 1000 * recognizer.frame_samples / recognizer.sample_rate
+    frame_ms = 1000 * model.config.frame_samples / SAMPLE_RATE
     results, spent = [], 0.0
     for start in range(0, len(order), BATCH_ROWS):
         chosen = [corpus.utterances[i] for i in order[start : start + BATCH_ROWS]]
         audio = [corpus.audio(i) for i in order[start : start + BATCH_ROWS]]
-        batch = collate(audio, [u.text for u in chosen], recognizer.tokenizer)
-        began = time.perf_counter()
-        found, state = recognizer.step(batch.samples, batch.num_samples, recognizer.init_state(len(chosen)))
-        rest, _ = recognizer.flush(state, torch.ones(len(chosen), dtype=torch.bool))
-        spent += time.perf_counter() - began
-        memory, num_frames = recognizer.model.encode(*recognizer.model.features(batch.samples, batch.num_samples))
-        log_probs = recognizer.model.ctc_log_probs(memory)
+        batch = collate(audio, [u.text for u in chosen], tokenizer)
+        read = _decode(model, tokenizer, batch, decoding)
+        spent += read.seconds
+        memory, num_frames = model.encode(*model.features(batch.samples, batch.num_samples))
+        log_probs = model.ctc_log_probs(memory)
         ends = ctc_boundaries(log_probs, num_frames, batch.tokens, batch.num_tokens)
         for row, u in enumerate(chosen):
-            emissions = found[row] + rest[row]
-            ctc_text = collapse(log_probs[row, : int(num_frames[row])].argmax(1), recognizer)
-            late = character_latencies(emissions, u.text, ends[row].tolist(), frame_ms)
-            results.append(Result(u.key, u.corpus, u.text, text_of(emissions), ctc_text, late))
+            ctc_text = collapse(log_probs[row, : int(num_frames[row])].argmax(1), tokenizer)
+            late = character_latencies(read.emissions[row], u.text, ends[row].tolist(), frame_ms)
+            results.append(Result(u.key, u.corpus, u.text, read.texts[row], ctc_text, late))
         progress(len(chosen))
     return results, spent
 
@@ -104,12 +138,21 @@ def summarize(results: list[Result]) -> dict[str, Any]:
 
 
 def evaluate_corpus(
-    recognizer: Recognizer, corpus: Corpus, progress: Callable[[int], None] = lambda done: None
+    model: SpeechModel,
+    tokenizer: Tokenizer,
+    corpus: Corpus,
+    decoding: Decoding | None = None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> tuple[dict[str, Any], list[Result]]:
-    """The whole report (see `summarize`), with ``rtf`` (decoding time over audio time) and ``by_corpus``."""
-    results, spent = transcribe_corpus(recognizer, corpus, progress)
+    """The whole report (see `summarize`), with ``rtf`` (decoding time over audio time) and ``by_corpus``.
+
+    `decoding` is online where the attention allows it, unless given.
+    """
+    chosen: Decoding = decoding or ("online" if model.decoder.attention.is_online else "soft")
+    results, spent = transcribe_corpus(model, tokenizer, corpus, chosen, progress)
     names = sorted({r.corpus for r in results})
     report = summarize(results) | {
+        "decoding": chosen,
         "rtf": spent / corpus.seconds,
         "hours": corpus.seconds / 3600,
         "sample_rate": SAMPLE_RATE,

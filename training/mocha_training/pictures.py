@@ -9,45 +9,76 @@ import matplotlib
 matplotlib.use("Agg")
 import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
+from mocha_model.emissions import Emission
 from mocha_model.model import SpeechModel
+from mocha_model.offline import decode_softly
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
-from mocha_training.data import Corpus, collate
 
 
 @torch.no_grad()
-def draw_training_alignment(model: SpeechModel, tokenizer: Tokenizer, corpus: Corpus, index: int) -> Figure:
-    """Features, alpha and beta of one utterance under its reference, with the hard path of online decoding."""
-    was_training = model.training
+def draw_alignment(model: SpeechModel, tokenizer: Tokenizer, samples: Tensor, text: str | None = None) -> Figure:
+    """What the attention does with `samples` [N] float32, as in the papers' figures 2 and 4; for any mechanism.
+
+    Features, p, alpha and beta under `text` (under what the model itself reads if None), and the hard path of online
+    decoding: its characters at their frames.
+    """
+    was_training, device = model.training, next(model.parameters()).device
     model.eval()
-    audio, text = corpus.audio(index), corpus.utterances[index].text
-    batch = collate([audio], [text], tokenizer)
-    device = next(model.parameters()).device
-    batch = batch.to(device)
-    frames, num_frames = model.features(batch.samples, batch.num_samples)
+    x, num_samples = samples[None].to(device), torch.tensor([len(samples)], device=device)
+    frames, num_frames = model.features(x, num_samples)
     memory, num_memory = model.encode(frames, num_frames)
-    out = model.teacher_forced(memory, num_memory, batch.tokens, batch.num_tokens)
-    emissions = Recognizer(model, tokenizer).transcribe(batch.samples[0].cpu()) if device.type == "cpu" else []
-    model.train(was_training)
-    figure = Figure(figsize=(11, 8), layout="constrained")
-    axes = figure.subplots(3, 1, sharex=False)
-    axes[0].imshow(
-        frames[0, :, : model.config.features.num_mels].T.cpu().numpy(), origin="lower", aspect="auto", cmap="magma"
-    )
-    axes[0].set(ylabel="mel band", title=text)
-    labels = [*text, "eos"]
-    for axis, values, name in ((axes[1], out.alpha, "alpha"), (axes[2], out.beta, "beta")):
-        axis.imshow(values[0].cpu().numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
-        axis.set(ylabel=name)
-        axis.set_yticks(range(len(labels)), labels, fontsize=6)
+    online = model.decoder.attention.is_online
+    emissions = Recognizer(model, tokenizer).transcribe(x[0]) if online else []
     shown = [e for e in emissions if not e.end_of_segment]
-    for e in shown:
-        axes[1].axvline(e.frame, color="white", alpha=0.15, linewidth=1)
-        axes[1].annotate(e.text, (e.frame, -0.6), ha="center", va="bottom", fontsize=7, annotation_clip=False)
-    axes[2].set(
-        xlabel=f"encoder frame ({1000 * model.config.frame_samples / 16000:.0f} ms); above alpha: decoded online"
+    ids = tokenizer.encode(text) if text is not None else tokenizer.encode("".join(e.text for e in shown))
+    if text is None and not online:
+        ids = decode_softly(model.decoder, memory, num_memory)[0]
+    tokens = torch.tensor([[*ids, tokenizer.eos_id]], device=device)
+    out = model.teacher_forced(memory, num_memory, tokens, torch.tensor([len(ids) + 1], device=device))
+    model.train(was_training)
+    panels = {"p": out.p, "alpha": out.alpha, "beta": out.beta} if online else {"softmax attention": out.beta}
+    return _draw(frames[0, :, : model.config.features.num_mels], panels, tokenizer, ids, shown, model)
+
+
+def _draw(
+    features: Tensor,
+    panels: dict[str, Tensor],
+    tokenizer: Tokenizer,
+    ids: list[int],
+    shown: list[Emission],
+    model: SpeechModel,
+) -> Figure:
+    figure = Figure(figsize=(11, 3 + 2.6 * len(panels)), layout="constrained")
+    axes = figure.subplots(1 + len(panels), 1, sharex=True)
+    ratio = model.config.encoder.subsampling
+    num_frames = next(iter(panels.values())).shape[2]
+    span = (-0.5, num_frames - 0.5)
+    axes[0].imshow(
+        features.T.cpu().numpy(),
+        origin="lower",
+        aspect="auto",
+        cmap="magma",
+        extent=(-0.5, features.shape[0] / ratio - 0.5, 0, features.shape[1]),
     )
+    axes[0].set(ylabel="mel band", xlim=span)
+    for e in shown:
+        axes[0].annotate(e.text, (e.frame, features.shape[1]), ha="center", va="bottom", fontsize=7)
+    labels = [tokenizer.symbol(i) for i in ids] + ["eos"]
+    same_text = [e.text for e in shown] == labels[:-1]
+    for axis, (name, values) in zip(axes[1:], panels.items(), strict=True):
+        axis.imshow(values[0].cpu().numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
+        axis.set(ylabel=name, xlim=span)
+        axis.set_yticks(range(len(labels)), labels, fontsize=min(7, 220 / len(labels)))
+        if same_text:
+            axis.plot([e.frame for e in shown], range(len(shown)), ".", color="red", markersize=3)
+        else:
+            for e in shown:
+                axis.axvline(e.frame, color="white", alpha=0.15, linewidth=1)
+    frame_ms = 1000 * model.config.frame_samples / model.config.features.sample_rate
+    axes[-1].set(xlabel=f"encoder frame ({frame_ms:.0f} ms); at the top and in red: decoded online")
     return figure
 
 
@@ -56,7 +87,7 @@ def draw_losses(log: Path, target: Path) -> None:
     rows: list[dict[str, Any]] = [json.loads(line) for line in log.read_text().splitlines()]
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for name in ("ctc", "ce", "quantity"):
+    for name in ("ctc", "ce", "quantity", "path"):
         points = [(row["step"], row[name]) for row in rows if name in row and "dev_wer" not in row]
         if not points:
             continue

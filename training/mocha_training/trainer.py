@@ -21,7 +21,6 @@ from torch.utils.tensorboard import SummaryWriter
 
 from mocha_model.checkpoint import save_checkpoint
 from mocha_model.model import SpeechModel
-from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
 from mocha_training import losses, pictures
 from mocha_training.augment import Augmenter, spec_augment
@@ -77,6 +76,9 @@ class Trainer:
         directory: Path,
         device: str = "cpu",
     ) -> None:
+        attention = model.config.attention
+        if config.attention == "path" and (attention.mechanism == "softmax" or attention.energy == "dot"):
+            raise ValueError("training along the path needs a monotonic mechanism with additive energies")
         directory.mkdir(parents=True, exist_ok=True)
         self.config, self.tokenizer, self.augmenter, self.dev = config, tokenizer, augmenter, dev
         self.directory, self.device = directory, torch.device(device)
@@ -185,6 +187,8 @@ class Trainer:
         out = model.teacher_forced(memory, num_memory, batch.tokens, batch.num_tokens, noise)
         ce = losses.label_smoothed_cross_entropy(out.logits, batch.tokens, batch.num_tokens, c.label_smoothing)
         parts = {"ctc": (c.ctc_weight, value), "ce": (1 - c.ctc_weight, ce)}
+        if not model.decoder.attention.is_online:
+            return parts  # a softmax selects once per step, and has no latency
         parts["quantity"] = (c.quantity_weight, losses.quantity(out.alpha, batch.num_tokens))
         if c.latency_weight:
             ends = losses.ctc_boundaries(log_probs, num_memory, batch.tokens, batch.num_tokens)
@@ -235,10 +239,10 @@ class Trainer:
 
     def evaluate(self, dev: Corpus) -> dict[str, Any]:
         """Dev figures, and alignment pictures of the first utterances in TensorBoard."""
-        recognizer = Recognizer(self.model, self.tokenizer)
-        report, results = evaluate_corpus(recognizer, dev)
+        report, results = evaluate_corpus(self.model, self.tokenizer, dev)
         for index in range(min(3, len(dev.utterances))):
-            figure = pictures.draw_training_alignment(self.model, self.tokenizer, dev, index)
+            audio, text = torch.from_numpy(dev.audio(index)), dev.utterances[index].text
+            figure = pictures.draw_alignment(self.model, self.tokenizer, audio, text)
             if self.writer:
                 self.writer.add_figure(f"alignment/{index}", figure, self.step)
         sample = results[len(results) // 2]

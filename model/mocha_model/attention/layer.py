@@ -36,6 +36,24 @@ class Memory:
     directions: Tensor
 
 
+@dataclass(frozen=True)
+class Expected:
+    """One output step under expected attention.
+
+    Attributes:
+        context: [B, D] c_i.
+        p: [B, T] float32 selection probabilities; for softmax attention its weights.
+        alpha: [B, T] float32, where the monotonic attention selects; for softmax attention its weights.
+        beta: [B, T] float32, what the context is made of.
+
+    """
+
+    context: Tensor
+    p: Tensor
+    alpha: Tensor
+    beta: Tensor
+
+
 class Attention(nn.Module):
     """Softmax attention, hard monotonic attention, MoChA or MAtChA, as the configuration says."""
 
@@ -75,7 +93,7 @@ class Attention(nn.Module):
         both = self.energies(query, keys, directions)
         return both[..., 0], both[..., 1] if both.shape[-1] > 1 else torch.zeros_like(both[..., 0])
 
-    def expect(self, query: Tensor, memory: Memory, previous: Tensor, noise_std: float) -> tuple[Tensor, ...]:
+    def expect(self, query: Tensor, memory: Memory, previous: Tensor, noise_std: float) -> Expected:
         """One output step of training, or of soft decoding: the expected context.
 
         Args:
@@ -84,14 +102,10 @@ class Attention(nn.Module):
             previous: [B, T] alpha_{i-1}; not used by softmax attention and by simplified alpha.
             noise_std: standard deviation of the noise before the sigmoid (1 in the papers; 0 for none).
 
-        Returns:
-            ``(context [B, D], alpha [B, T], beta [B, T])``, alignments in float32. alpha is where the monotonic
-            attention selects, beta what the context is made of; the same for softmax and hard monotonic attention.
-
         """
         e, u = self.both_energies(query, memory.keys, memory.directions)
         if self.config.mechanism == "softmax":
-            alpha = beta = e.masked_fill(~memory.mask, -torch.inf).softmax(dim=1)
+            p = alpha = beta = e.masked_fill(~memory.mask, -torch.inf).softmax(dim=1)
         else:
             if noise_std:
                 e = e + noise_std * torch.randn_like(e)  # Chiu & Raffel 2018, eqs. 21-22
@@ -104,7 +118,7 @@ class Attention(nn.Module):
             else:
                 beta = adaptive_chunkwise_alignment(p, previous, u)  # Chiu & Raffel 2018, eq. 28
         context = torch.bmm(beta[:, None].to(memory.values.dtype), memory.values)[:, 0]  # eq. 26
-        return context, alpha, beta
+        return Expected(context, p, alpha, beta)
 
     def chunk_mask(self, frames: Tensor, previous: Tensor, start: Tensor) -> Tensor:
         """Which of the `chunk_width` entries up to t_i = `frames` [...] an online selection attends to: bool [..., w].
