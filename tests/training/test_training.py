@@ -196,9 +196,8 @@ def test_every_mechanism_trains_decodes_and_is_drawn(mechanism: str, corpus: Cor
     app = typer.Typer()
     app.command()(cli.align)
     checkpoint = str(next(tmp_path.glob("step-*.safetensors")))
-    said = runner.invoke(
-        app, [str(FIXTURES / "suit.wav"), "--out", str(picture), "--model", checkpoint, "--text", "ab"]
-    )
+    options = ["--out", str(picture), "--model", checkpoint]
+    said = runner.invoke(app, [str(FIXTURES / "suit.wav"), *options, "--text", "ab"])
     assert said.exit_code == 0, said.output
     assert picture.read_text().count("<image") == (2 if mechanism == "softmax" else 4)
     said = runner.invoke(app, [str(FIXTURES / "make.sh"), *options])
