@@ -14,6 +14,7 @@ class Emission:
         p: selection probability at that frame; 0.0 where none fired (flush, trailing silence).
         end_of_segment: whether this closes the segment.
         chunk: softmax weights over frames ``frame - w + 1 ... frame``.
+        certain: frame whose audio made it certain, later than `frame` in beam search; None if that is `frame`.
 
     """
 
@@ -22,6 +23,7 @@ class Emission:
     p: float
     end_of_segment: bool
     chunk: tuple[float, ...]
+    certain: int | None = None
 
 
 def text_of(emissions: Iterable[Emission]) -> str:

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mocha_model.beam import BeamConfig, BeamSearch
 from mocha_model.checkpoint import CheckpointError, load_checkpoint
 from mocha_model.emissions import Emission
 from mocha_model.features import FeatureState
 from mocha_model.model import SpeechModel
-from mocha_model.search import GreedySearch, OfflineModelError, SearchState, Symbol
+from mocha_model.scorers import Fusion
+from mocha_model.search import GreedySearch, OfflineModelError, Symbol
 from mocha_model.streaming import where_rows
 from mocha_model.tokenizer import Tokenizer
 
@@ -25,16 +27,25 @@ class RecognizerState:
 
     features: FeatureState
     encoder: tuple[Any, ...]
-    search: SearchState
+    search: Any  # SearchState or BeamState
 
 
 class Recognizer:
     """A trained model as a batched, stateful streaming decoder."""
 
-    def __init__(self, model: SpeechModel, tokenizer: Tokenizer, provenance: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        model: SpeechModel,
+        tokenizer: Tokenizer,
+        provenance: dict[str, Any] | None = None,
+        beam: BeamConfig | None = None,
+        fusion: Fusion | None = None,
+    ) -> None:
+        """Greedy search, or beam search if `beam` is given, with the scorers of `fusion`."""
         self.model, self.tokenizer, self.provenance = model.eval(), tokenizer, provenance or {}
         self.config = model.config
-        self._search = GreedySearch(model.decoder, model.config.decoder, tokenizer.encode(" ")[0])
+        parts = (model.decoder, model.config.decoder, tokenizer.encode(" ")[0])
+        self._search: GreedySearch | BeamSearch = BeamSearch(*parts, beam, fusion) if beam else GreedySearch(*parts)
 
     @classmethod
     def load(cls, path: str | Path | None = None, device: str = "cpu") -> "Recognizer":
@@ -127,5 +138,5 @@ class Recognizer:
         rows: list[list[Emission]] = [[] for _ in range(batch_size)]
         for s in symbols:
             ends = s.token == self.tokenizer.eos_id
-            rows[s.row].append(Emission(self.tokenizer.symbol(s.token), s.frame, s.p, ends, s.weights))
+            rows[s.row].append(Emission(self.tokenizer.symbol(s.token), s.frame, s.p, ends, s.weights, s.certain))
         return rows

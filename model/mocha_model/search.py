@@ -58,6 +58,7 @@ class Symbol:
     frame: int
     p: float
     weights: tuple[float, ...]
+    certain: int  # frame whose audio made it certain; `frame` itself in greedy search
 
 
 class OfflineModelError(ValueError):
@@ -155,10 +156,12 @@ class GreedySearch:
             for k, chosen in enumerate(token.tolist()):
                 going[k] = going[k] and chosen != Tokenizer.eos_id
                 if going[k] and not chosen == previous[k] == self.space_id:
-                    symbols.append(Symbol(names[k], chosen, last[k], 0.0, nothing))
+                    symbols.append(Symbol(names[k], chosen, last[k], 0.0, nothing, last[k]))
             if not any(going):
                 break
-        symbols += [Symbol(row, Tokenizer.eos_id, frame, 0.0, nothing) for row, frame in zip(names, last, strict=True)]
+        symbols += [
+            Symbol(row, Tokenizer.eos_id, frame, 0.0, nothing, frame) for row, frame in zip(names, last, strict=True)
+        ]
         index = rows.nonzero()[:, 0]
         new = gather_rows(state, torch.arange(len(rows), device=rows.device))
         scatter_rows(new, index, self.init_state(len(index)))
@@ -215,7 +218,7 @@ class _Turn:
         frames = self.offset[rows] + first
         pointer[rows] = first
         for row, frame in zip(rows.tolist(), frames.tolist(), strict=True):
-            symbols.append(Symbol(row, Tokenizer.eos_id, frame, 0.0, (0.0,) * self.search.width))
+            symbols.append(Symbol(row, Tokenizer.eos_id, frame, 0.0, (0.0,) * self.search.width, frame))
         self._renew(rows, frames)
 
     def _emit(
@@ -250,7 +253,7 @@ class _Turn:
         found = zip(
             rows.tolist(), token.tolist(), frames.tolist(), p.tolist(), weights.tolist(), tell.tolist(), strict=True
         )
-        symbols += [Symbol(r, t, f, q, tuple(w)) for r, t, f, q, w, told in found if told]
+        symbols += [Symbol(r, t, f, q, tuple(w), f) for r, t, f, q, w, told in found if told]
         if ended.any():
             self._renew(rows[ended], frames[ended] + 1)
 

@@ -14,13 +14,15 @@ from rich.progress import Progress
 from rich.table import Table
 
 from mocha_model import config as model_config
+from mocha_model.beam import BeamConfig
 from mocha_model.checkpoint import CheckpointError, load_checkpoint
 from mocha_model.model import SpeechModel
+from mocha_model.scorers import CharacterLanguageModel, Fusion, LanguageModelError
 from mocha_model.tokenizer import Tokenizer, normalize_text
-from mocha_training import pictures, recipes
+from mocha_training import language, pictures, recipes
 from mocha_training.augment import Augmenter
 from mocha_training.data import Corpus, CorpusError, decode_audio, load_corpus, trainable
-from mocha_training.evaluate import Decoding, evaluate_corpus
+from mocha_training.evaluate import Beam, Decoding, evaluate_corpus
 from mocha_training.trainer import Trainer
 
 console = Console(stderr=True)
@@ -102,20 +104,32 @@ def evaluate(
     decoding: Annotated[
         Decoding | None, typer.Option(help="online (hard), or soft over whole recordings; online where possible")
     ] = None,
+    beam: Annotated[int, typer.Option(help="hypotheses of beam search; 0 for greedy search")] = 0,
+    threshold: Annotated[float, typer.Option(help="pruning threshold of beam search")] = 3.0,
+    selection_weight: Annotated[float, typer.Option(help="of the path's decisions, in beam search")] = 0.0,
+    length_bonus: Annotated[float, typer.Option(help="per symbol, in beam search")] = 0.0,
+    lm: Annotated[Path | None, typer.Option(help="language model of `train-lm`, for beam search")] = None,
+    lm_weight: Annotated[float, typer.Option(help="of the language model")] = 0.3,
     threads: Annotated[int, typer.Option(help="CPU threads; the real-time factor is per these")] = 1,
 ) -> None:
     """WER, CER, CTC branch, emission latency against a CTC forced alignment, token counts and real-time factor."""
     torch.set_num_threads(threads)
     try:
         checkpoint, corpus = load_checkpoint(model), load_corpus(manifest)
-    except (CorpusError, CheckpointError) as error:
+        fusion = Fusion(((lm_weight, CharacterLanguageModel.load(lm, checkpoint.tokenizer)),) if lm else ())
+    except (CorpusError, CheckpointError, LanguageModelError) as error:
         raise _fail(error) from error
+    if lm and not beam:
+        raise _fail("--lm needs --beam")
+    how: Decoding | Beam | None = decoding
+    if beam:
+        how = Beam(BeamConfig(beam, threshold, selection_weight, length_bonus), fusion)
     if limit:
         corpus = corpus.subset(list(range(min(limit, len(corpus.utterances)))))
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("evaluating", total=len(corpus.utterances))
         report, results = evaluate_corpus(
-            checkpoint.model, checkpoint.tokenizer, corpus, decoding, lambda done: bar.advance(task, done)
+            checkpoint.model, checkpoint.tokenizer, corpus, how, lambda done: bar.advance(task, done)
         )
     if hypotheses is not None:
         with hypotheses.open("w", encoding="utf-8") as file:
@@ -132,6 +146,36 @@ def evaluate(
         table.add_row(name, str(row["utterances"]), *rates, late)
     Console().print(table)
     Console().print(f"real-time factor {report['rtf']:.4f}, tokens per reference {report['tokens_per_reference']:.3f}")
+
+
+def train_lm(
+    text: Annotated[list[Path], typer.Option(help="plain or gzipped text, a sentence a line; may be given again")],
+    out: Annotated[Path, typer.Option(help="language model to write (.safetensors)")],
+    model: Annotated[Path | None, typer.Option(help="recogniser whose vocabulary to use; the bundled one")] = None,
+    steps: Annotated[int, typer.Option(help="of 64 rows of 96 characters")] = 3000,
+    size: Annotated[int, typer.Option(help="units of the LSTM")] = 256,
+) -> None:
+    """Train a character language model for `evaluate --beam`."""
+    try:
+        tokenizer = load_checkpoint(model).tokenizer
+        sentences = language.read_sentences(text, tokenizer)
+    except (language.TextError, CheckpointError) as error:
+        raise _fail(error) from error
+    held = sentences[:: max(20, len(sentences) // 1000)]
+    kept = sorted(set(sentences) - set(held)) or sentences
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("training", total=steps)
+        trained = language.train_language_model(
+            kept,
+            tokenizer,
+            steps,
+            size,
+            progress=lambda loss: bar.update(task, advance=1, description=f"{loss:.3f} nats per character"),
+        )
+    score = language.perplexity(trained, held, tokenizer)
+    provenance = {"steps": steps, "sentences": len(kept), "held_out_perplexity": score}
+    trained.save(out, tokenizer, provenance)
+    console.print(f"wrote {out}: perplexity {score:.3f} per character on {len(held)} held-out sentences")
 
 
 def report(

@@ -11,17 +11,27 @@ import torch
 from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
+from mocha_model.beam import BeamConfig
 from mocha_model.config import SAMPLE_RATE
 from mocha_model.emissions import Emission, text_of
 from mocha_model.model import SpeechModel
 from mocha_model.offline import decode_softly
 from mocha_model.recognizer import Recognizer
+from mocha_model.scorers import Fusion
 from mocha_model.tokenizer import Tokenizer
 from mocha_training.data import Batch, Corpus, collate
 from mocha_training.losses import ctc_boundaries
 
 BATCH_ROWS = 16
 Decoding = Literal["online", "soft"]
+
+
+@dataclass(frozen=True)
+class Beam:
+    """Online decoding by beam search, with scorers."""
+
+    config: BeamConfig
+    fusion: Fusion
 
 
 @dataclass(frozen=True)
@@ -57,8 +67,10 @@ def character_latencies(
         if block.tag != "equal":
             continue
         for h, r in zip(range(block.src_start, block.src_end), range(block.dest_start, block.dest_end), strict=True):
+            known = spoken[h].certain
+            certain = spoken[h].frame if known is None else known
             if reference[r] != " " and boundaries[r] >= 0:
-                late.append((spoken[h].frame - boundaries[r]) * frame_ms)
+                late.append((certain - boundaries[r]) * frame_ms)
     return tuple(late)
 
 
@@ -71,14 +83,15 @@ class _Read:
     seconds: float
 
 
-def _decode(model: SpeechModel, tokenizer: Tokenizer, batch: Batch, decoding: Decoding) -> _Read:
+def _decode(model: SpeechModel, tokenizer: Tokenizer, batch: Batch, decoding: Decoding | Beam) -> _Read:
     began = time.perf_counter()
     if decoding == "soft":
         memory, num_memory = model.encode(*model.features(batch.samples, batch.num_samples))
         found = decode_softly(model.decoder, memory, num_memory)
         seconds = time.perf_counter() - began
         return _Read([plain(tokenizer, ids) for ids in found], [[] for _ in found], seconds)
-    recognizer = Recognizer(model, tokenizer)
+    search = (decoding.config, decoding.fusion) if isinstance(decoding, Beam) else (None, None)
+    recognizer = Recognizer(model, tokenizer, None, *search)
     first, state = recognizer.step(batch.samples, batch.num_samples, recognizer.init_state(len(batch.samples)))
     rest, _ = recognizer.flush(state, torch.ones(len(batch.samples), dtype=torch.bool))
     seconds = time.perf_counter() - began
@@ -91,7 +104,7 @@ def transcribe_corpus(
     model: SpeechModel,
     tokenizer: Tokenizer,
     corpus: Corpus,
-    decoding: Decoding = "online",
+    decoding: Decoding | Beam = "online",
     progress: Callable[[int], None] = lambda done: None,
 ) -> tuple[list[Result], float]:
     """Greedy decoding and the CTC branch of every utterance; returns results and seconds of decoding."""
@@ -141,18 +154,18 @@ def evaluate_corpus(
     model: SpeechModel,
     tokenizer: Tokenizer,
     corpus: Corpus,
-    decoding: Decoding | None = None,
+    decoding: Decoding | Beam | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> tuple[dict[str, Any], list[Result]]:
     """The whole report (see `summarize`), with ``rtf`` (decoding time over audio time) and ``by_corpus``.
 
     `decoding` is online where the attention allows it, unless given.
     """
-    chosen: Decoding = decoding or ("online" if model.decoder.attention.is_online else "soft")
+    chosen: Decoding | Beam = decoding or ("online" if model.decoder.attention.is_online else "soft")
     results, spent = transcribe_corpus(model, tokenizer, corpus, chosen, progress)
     names = sorted({r.corpus for r in results})
     report = summarize(results) | {
-        "decoding": chosen,
+        "decoding": "beam" if isinstance(chosen, Beam) else chosen,
         "rtf": spent / corpus.seconds,
         "hours": corpus.seconds / 3600,
         "sample_rate": SAMPLE_RATE,

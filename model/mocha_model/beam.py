@@ -1,0 +1,379 @@
+"""Beam search over the online attention process, streaming, batched over streams and hypotheses.
+
+Every hypothesis has its own pointer, decoder state and scorer states. The search goes frame by frame, so hypotheses
+are always compared after the same audio: at each frame those whose attention fires are extended by their best symbols
+(and asked again at the same frame, the pointer being inclusive), the others pass on; then the best few survive. What
+all survivors agree on is stable and is emitted; it is never retracted. A hypothesis' score is the log-probability of
+its symbols, of the decisions that its path took (weighted), and of what the scorers say.
+
+The number of hypotheses is the papers' "rank pruning", the threshold their "pruning threshold" (Chiu & Raffel 2018,
+A.1: 8 and 3). Knows nothing of samples or text.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from mocha_model.config import DecoderConfig
+from mocha_model.decoder import Decoder
+from mocha_model.encoder import RecurrentState
+from mocha_model.scorers import Fusion
+from mocha_model.search import OfflineModelError, Symbol
+from mocha_model.streaming import gather_rows, map_state, take_ends, where_rows
+from mocha_model.tokenizer import Tokenizer
+
+MAX_UNSTABLE = 48  # symbols on which hypotheses may differ; beyond, those that contradict the best one are dropped
+
+
+@dataclass(frozen=True)
+class BeamConfig:
+    """How wide and how strict.
+
+    Attributes:
+        width: hypotheses kept per stream.
+        threshold: hypotheses this much worse than the best one (natural logarithm) are dropped.
+        selection_weight: of the log-probability of the path's decisions to select and to pass; 0 as in the papers.
+        length_bonus: added per symbol.
+
+    """
+
+    width: int = 8
+    threshold: float = 3.0
+    selection_weight: float = 0.0
+    length_bonus: float = 0.0
+
+
+@dataclass(frozen=True)
+class Hypotheses:
+    """The hypotheses of B streams, W each, flattened: every tensor is [B W, ...]; constant size.
+
+    Attributes:
+        decoder: s_{i-1}. token: y_{i-1}. scorers: states of the fused scorers, with their next scores.
+        score: float32, -inf where there is none. ended: bool, whether the last symbol is end-of-sequence.
+        start, last_emission, repeats: as in `search.SearchState`.
+        length: int64, symbols not yet stable; tokens, frames [., L] int64, p [., L] and weights [., L, w] are theirs.
+
+    """
+
+    decoder: RecurrentState
+    token: Tensor
+    scorers: Any
+    score: Tensor
+    ended: Tensor
+    start: Tensor
+    last_emission: Tensor
+    repeats: Tensor
+    length: Tensor
+    tokens: Tensor
+    frames: Tensor
+    p: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class BeamState:
+    """A stream between steps: its hypotheses and what `search.SearchState` has; every tensor is [B, ...]."""
+
+    hypotheses: Hypotheses  # [B, W, ...]
+    keys: Tensor
+    values: Tensor
+    num_frames: Tensor
+    last_voiced: Tensor
+    open: Tensor
+    last_shown: Tensor
+
+
+class BeamSearch:
+    """Beam search behind the interface of `GreedySearch`."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        config: DecoderConfig,
+        space_id: int,
+        beam: BeamConfig | None = None,
+        fusion: Fusion | None = None,
+    ) -> None:
+        if not decoder.attention.is_online:
+            raise OfflineModelError("softmax attention is offline: it cannot be streamed (decode it softly)")
+        self.decoder, self.attention, self.energies = decoder, decoder.attention, decoder.attention.energies
+        self.config, self.space_id = config, space_id
+        self.beam, self.fusion = beam or BeamConfig(), fusion or Fusion(())
+        self.window = decoder.attention.chunk_width
+        self.never = [Tokenizer.blank_id, Tokenizer.sos_id, Tokenizer.unk_id]
+
+    def init_state(self, batch_size: int) -> BeamState:
+        """Streams that have heard nothing."""
+        like, width = self.decoder.output.weight, self.beam.width
+        count = torch.zeros(batch_size, dtype=torch.int64, device=like.device)
+        fresh = self._fresh(count)
+        return BeamState(
+            hypotheses=_split(fresh, width),
+            keys=like.new_zeros(batch_size, self.window - 1, self.energies.memory_projection.out_features),
+            values=like.new_zeros(batch_size, self.window - 1, self.energies.memory_size),
+            num_frames=count,
+            last_voiced=count - 1,
+            open=count > 0,
+            last_shown=count + Tokenizer.sos_id,
+        )
+
+    def _fresh(self, start: Tensor) -> Hypotheses:
+        """Segments that begin at frames `start` [B]: one empty hypothesis each, [B W, ...]."""
+        width, like = self.beam.width, self.decoder.output.weight
+        rows = len(start) * width
+        count = torch.zeros(rows, dtype=torch.int64, device=like.device)
+        first = (torch.arange(rows, device=like.device) % width) == 0
+        history = count[:, None].expand(rows, MAX_UNSTABLE).clone()
+        return Hypotheses(
+            decoder=self.decoder.init_state(rows),
+            token=count + Tokenizer.sos_id,
+            scorers=self.fusion.init_state(rows, like.device),
+            score=torch.where(first, 0.0, -torch.inf),
+            ended=count > 0,
+            start=start.repeat_interleave(width),
+            last_emission=start.repeat_interleave(width) - 1,
+            repeats=count.clone(),
+            length=count.clone(),
+            tokens=history,
+            frames=history.clone(),
+            p=like.new_zeros(rows, MAX_UNSTABLE),
+            weights=like.new_zeros(rows, MAX_UNSTABLE, self.window),
+        )
+
+    def step(
+        self, memory: Tensor, voiced: Tensor, num_valid: Tensor, state: BeamState
+    ) -> tuple[list[Symbol], BeamState]:
+        """Inspect new frames; arguments and results as of `GreedySearch.step`. Symbols come when they are stable."""
+        keys = torch.cat([state.keys, self.energies.memory_projection(memory)], dim=1)
+        values = torch.cat([state.values, memory], dim=1)
+        symbols: list[Symbol] = []
+        for t in range(memory.shape[1]):
+            real = t < num_valid
+            chunk = slice(t, t + self.window)
+            new = self._frame(keys[:, chunk], values[:, chunk], voiced[:, t], state, symbols, real)
+            state = where_rows(real, new, state)
+        kept = self.window - 1
+        return symbols, replace(
+            state, keys=take_ends(keys, kept + num_valid, kept), values=take_ends(values, kept + num_valid, kept)
+        )
+
+    def _frame(
+        self, keys: Tensor, values: Tensor, voiced: Tensor, state: BeamState, symbols: list[Symbol], real: Tensor
+    ) -> BeamState:
+        """One frame for all rows; `keys` and `values` [B, w, ...] end with it. Only `real` rows may tell symbols."""
+        frame = state.num_frames
+        last_voiced = torch.where(voiced, frame, state.last_voiced)
+        state = replace(state, last_voiced=last_voiced, num_frames=frame + 1)
+        best = _best(state.hypotheses.score)
+        last_emission = state.hypotheses.last_emission.gather(1, best[:, None])[:, 0]
+        quiet = frame - torch.maximum(last_voiced, last_emission)
+        spoken = state.open | (state.hypotheses.length.gather(1, best[:, None])[:, 0] > 0)
+        ends = (quiet >= self.config.endpoint_frames) & spoken
+        if (ends & real).any():
+            state = self._close(ends & real, state, frame, symbols)
+        hypotheses = self._advance(_flat(state.hypotheses), keys, values, frame)
+        state = replace(state, hypotheses=_split(hypotheses, self.beam.width))
+        state = self._tell_stable(state, symbols, real)
+        best = _best(state.hypotheses.score)
+        finished = state.hypotheses.ended.gather(1, best[:, None])[:, 0] & real
+        if finished.any():
+            state = self._close(finished, state, frame + 1, symbols)
+        return state
+
+    def _advance(self, active: Hypotheses, keys: Tensor, values: Tensor, frame: Tensor) -> Hypotheses:
+        """Let every hypothesis decide on this frame until none fires; the best `width` of each row."""
+        width = self.beam.width
+        keys, values = keys.repeat_interleave(width, 0), values.repeat_interleave(width, 0)
+        frames = frame.repeat_interleave(width)
+        waiting: Hypotheses | None = None
+        for turn in range(self.config.max_emissions_per_frame + 1):
+            e = self.energies.pairs(0, active.decoder.hidden, keys[:, -1])
+            alive = active.score > -torch.inf
+            fires = alive & ~active.ended & (e >= 0) & (turn < self.config.max_emissions_per_frame)  # p >= 0.5
+            decided = torch.where(fires, logsigmoid(e), torch.where(active.ended, 0.0, logsigmoid(-e)))
+            if turn == self.config.max_emissions_per_frame:  # cut short: the pointer must move on, nothing is decided
+                decided = torch.zeros_like(e)
+            active = replace(active, score=active.score + self.beam.selection_weight * decided)
+            passed = replace(active, score=active.score.masked_fill(fires, -torch.inf))
+            waiting = passed if waiting is None else self._prune(waiting, passed)
+            if not fires.any():
+                break
+            active = self._extend(
+                replace(active, score=active.score.masked_fill(~fires, -torch.inf)), e, keys, values, frames
+            )
+        assert waiting is not None
+        return self._prune(waiting)
+
+    def _prune(self, *groups: Hypotheses) -> Hypotheses:
+        """The best `width` of each row's hypotheses, within the threshold."""
+        width = self.beam.width
+        parts = [_split(g, width) for g in groups]
+        joined: Hypotheses = map_state(lambda *x: torch.cat(x, 1), *parts) if len(parts) > 1 else parts[0]
+        score, index = joined.score.topk(width, dim=1)
+        score = torch.where(score >= score[:, :1] - self.beam.threshold, score, -torch.inf)
+        rows = torch.arange(len(score), device=score.device)[:, None] * joined.score.shape[1] + index
+        return replace(gather_rows(_flat(joined), rows.flatten()), score=score.flatten())
+
+    def _extend(self, parents: Hypotheses, e: Tensor, keys: Tensor, values: Tensor, frames: Tensor) -> Hypotheses:
+        """The best `width` one-symbol extensions of each row's firing hypotheses (algorithm 1, lines 14-22)."""
+        hidden = parents.decoder.hidden
+        u = torch.zeros_like(keys[..., 0])
+        if self.energies.count > 1:
+            u = self.energies.pairs(1, hidden[:, None].expand(-1, keys.shape[1], -1), keys)
+        valid = self.attention.chunk_mask(frames, parents.last_emission, parents.start)
+        context, weights = self.attention.attend_chunk(u, values, valid)
+        decoder = self.decoder.step(parents.token, context, parents.decoder)
+        parent, token, score = self._choose(decoder.hidden, context, parents)
+        children: Hypotheses = gather_rows(replace(parents, decoder=decoder), parent)
+        symbol = (token, frames[parent], e.sigmoid()[parent], weights[parent])
+        repeats = torch.where(frames[parent] == children.last_emission, children.repeats, 0) + 1
+        return replace(
+            self._append(children, *symbol),
+            score=score,
+            scorers=self.fusion.advance(children.scorers, token),
+            last_emission=frames[parent],
+            repeats=repeats,
+        )
+
+    def _choose(self, hidden: Tensor, context: Tensor, parents: Hypotheses) -> tuple[Tensor, Tensor, Tensor]:
+        """(parent row, token, score), each [B W], of the best extensions of each stream's hypotheses."""
+        width = self.beam.width
+        logits = self.decoder.logits(hidden, context).float()
+        logits[:, self.never] = -torch.inf
+        total = logits.log_softmax(1) + self.fusion.scores(parents.scorers) + self.beam.length_bonus
+        total = (total + parents.score[:, None]).nan_to_num(-torch.inf, neginf=-torch.inf)
+        score, flat = total.view(-1, width * total.shape[1]).topk(width, dim=1)
+        rows = torch.arange(len(score), device=score.device)[:, None] * width
+        parent = (rows + flat // total.shape[1]).flatten()
+        return parent, (flat % total.shape[1]).flatten(), score.flatten()
+
+    def _append(self, h: Hypotheses, token: Tensor, frame: Tensor, p: Tensor, weights: Tensor) -> Hypotheses:
+        at = h.length.clamp(max=MAX_UNSTABLE - 1)
+        place = torch.arange(MAX_UNSTABLE, device=at.device) == at[:, None]
+        return replace(
+            h,
+            token=token,
+            ended=token == Tokenizer.eos_id,
+            length=h.length + 1,
+            tokens=torch.where(place, token[:, None], h.tokens),
+            frames=torch.where(place, frame[:, None], h.frames),
+            p=torch.where(place, p[:, None], h.p),
+            weights=torch.where(place[..., None], weights[:, None], h.weights),
+        )
+
+    def _tell_stable(self, state: BeamState, symbols: list[Symbol], real: Tensor) -> BeamState:
+        """Emit what all hypotheses of a row share, and forget it; make room where the suffix is full."""
+        h = state.hypotheses
+        best = _best(h.score)
+        lead = h.tokens.gather(1, best[:, None, None].expand(-1, 1, MAX_UNSTABLE))  # [B, 1, L]
+        alive = h.score > -torch.inf
+        full = (h.length >= MAX_UNSTABLE - self.config.max_emissions_per_frame).any(1)
+        contradicts = (h.tokens[..., :1] != lead[..., :1])[..., 0] & full[:, None]
+        h = replace(h, score=h.score.masked_fill(contradicts, -torch.inf))
+        alive = alive & ~contradicts
+        place = torch.arange(MAX_UNSTABLE, device=best.device)
+        shared = (h.tokens == lead) & (place < h.length[..., None])
+        agreed = (shared | ~alive[..., None]).all(1).int().cumprod(1).sum(1) * real  # [B]
+        if not agreed.any():
+            return replace(state, hypotheses=h)
+        state = self._tell(replace(state, hypotheses=h), agreed, symbols)
+        return replace(state, hypotheses=_forget(state.hypotheses, agreed))
+
+    def _tell(self, state: BeamState, count: Tensor, symbols: list[Symbol]) -> BeamState:
+        """Emit the first `count` [B] symbols of each row's best hypothesis; no leading or double spaces."""
+        h, best = state.hypotheses, _best(state.hypotheses.score)
+        is_open, last = state.open.clone(), state.last_shown.clone()
+        for row in count.nonzero()[:, 0].tolist():
+            k, now = int(best[row]), int(state.num_frames[row]) - 1
+            for n in range(int(count[row])):
+                token, frame = int(h.tokens[row, k, n]), int(h.frames[row, k, n])
+                previous = int(last[row])
+                last[row] = token
+                if token == Tokenizer.eos_id or (
+                    token == self.space_id and (not is_open[row] or previous == self.space_id)
+                ):
+                    continue
+                is_open[row] = True
+                told = tuple(h.weights[row, k, n].tolist())
+                symbols.append(Symbol(row, token, frame, float(h.p[row, k, n]), told, now))
+        return replace(state, open=is_open, last_shown=last)
+
+    def _close(self, rows: Tensor, state: BeamState, frame: Tensor, symbols: list[Symbol]) -> BeamState:
+        """End the segments of `rows` [B] bool with their best hypothesis; new ones begin at `frame` [B]."""
+        best = _best(state.hypotheses.score)
+        state = self._tell(state, state.hypotheses.length.gather(1, best[:, None])[:, 0] * rows, symbols)
+        for row in (rows & state.open).nonzero()[:, 0].tolist():
+            at = int(frame[row])
+            symbols.append(Symbol(row, Tokenizer.eos_id, at, 0.0, (0.0,) * self.window, at))
+        fresh = _split(self._fresh(frame), self.beam.width)
+        return replace(
+            state,
+            hypotheses=where_rows(rows, fresh, state.hypotheses),
+            open=state.open & ~rows,
+            last_shown=torch.where(rows, Tokenizer.sos_id, state.last_shown),
+        )
+
+    def flush(self, rows: Tensor, state: BeamState) -> tuple[list[Symbol], BeamState]:
+        """End the audio of `rows` [B] bool: the zero context until end-of-sequence, then a fresh state."""
+        symbols: list[Symbol] = []
+        spoken = state.open | (state.hypotheses.length > 0).any(1)
+        last = state.num_frames - 1
+        finished = self._finish(_flat(state.hypotheses), last.repeat_interleave(self.beam.width))
+        ready = replace(
+            state, hypotheses=where_rows(rows & spoken, _split(finished, self.beam.width), state.hypotheses)
+        )
+        closed = self._close(rows & spoken, ready, last, symbols)
+        return symbols, where_rows(rows, self.init_state(len(rows)), closed)
+
+    def _finish(self, active: Hypotheses, frames: Tensor) -> Hypotheses:
+        context = active.decoder.hidden.new_zeros(len(frames), self.energies.memory_size)
+        nothing = context.new_zeros(len(frames), self.window)
+        done = replace(active, score=active.score.masked_fill(~active.ended, -torch.inf))
+        active = replace(active, score=active.score.masked_fill(active.ended, -torch.inf))
+        for _ in range(self.config.max_emissions_at_end):
+            decoder = self.decoder.step(active.token, context, active.decoder)
+            parent, token, score = self._choose(decoder.hidden, context, active)
+            children: Hypotheses = gather_rows(replace(active, decoder=decoder), parent)
+            children = self._append(children, token, frames[parent], torch.zeros_like(score), nothing)
+            active = replace(children, score=score, scorers=self.fusion.advance(children.scorers, token))
+            done = self._prune(done, replace(active, score=active.score.masked_fill(~active.ended, -torch.inf)))
+            active = replace(active, score=active.score.masked_fill(active.ended, -torch.inf))
+        none = (_split(done, self.beam.width).score == -torch.inf).all(1).repeat_interleave(self.beam.width)
+        return where_rows(none, active, done)  # cut short if no hypothesis ever ends
+
+
+def _best(score: Tensor) -> Tensor:
+    return score.argmax(dim=1)
+
+
+def _flat(h: Hypotheses) -> Hypotheses:
+    """[B, W, ...] to [B W, ...]."""
+    flat: Hypotheses = map_state(lambda x: x.flatten(0, 1), h)
+    return flat
+
+
+def _split(h: Hypotheses, width: int) -> Hypotheses:
+    """[B W, ...] to [B, W, ...]."""
+    split: Hypotheses = map_state(lambda x: x.view(-1, width, *x.shape[1:]), h)
+    return split
+
+
+def _forget(h: Hypotheses, count: Tensor) -> Hypotheses:
+    """Drop the first `count` [B] symbols of every hypothesis' suffix."""
+    index = (torch.arange(MAX_UNSTABLE, device=count.device) + count[:, None]).clamp(max=MAX_UNSTABLE - 1)
+
+    def shift(x: Tensor) -> Tensor:
+        at = index[:, None].expand(-1, x.shape[1], -1)
+        return x.gather(2, at.view(*at.shape, *(1,) * (x.dim() - 3)).expand(-1, -1, -1, *x.shape[3:]))
+
+    return replace(
+        h,
+        length=(h.length - count[:, None]).clamp(min=0),
+        tokens=shift(h.tokens),
+        frames=shift(h.frames),
+        p=shift(h.p),
+        weights=shift(h.weights),
+    )

@@ -1,0 +1,183 @@
+"""Beam search: width 1 is greedy search, wide beams are exhaustive search, chunking and company change nothing."""
+
+import itertools
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from mocha_model.beam import BeamConfig, BeamSearch
+from mocha_model.config import DecoderConfig
+from mocha_model.emissions import Emission
+from mocha_model.recognizer import Recognizer
+from mocha_model.scorers import CharacterLanguageModel, Fusion, LanguageModelError, PhraseBooster
+from mocha_model.streaming import state_bytes
+from mocha_model.tokenizer import Tokenizer
+
+
+def sound(count: int) -> Tensor:
+    noise = torch.randn(count, generator=torch.Generator().manual_seed(3)) * 0.1
+    return noise * (torch.arange(count) / 5000).sin().abs()
+
+
+def frames_of(emissions: list[Emission]) -> list[tuple[str, int]]:
+    return [(e.text, e.frame) for e in emissions]
+
+
+def test_one_hypothesis_is_greedy_search(lively: Recognizer):
+    samples = sound(60_000)
+    beam = Recognizer(lively.model, lively.tokenizer, None, BeamConfig(width=1))
+    greedy = lively.transcribe(samples)
+    assert len(greedy) > 10
+    assert frames_of(beam.transcribe(samples)) == frames_of(greedy)
+
+
+def test_chunks_and_company_change_nothing_and_nothing_is_retracted(lively: Recognizer):
+    samples, wide = sound(60_000), Recognizer(lively.model, lively.tokenizer, None, BeamConfig(6, 5.0))
+    whole = wide.transcribe(samples)
+    randomness, told, start = random.Random(1), [], 0
+    state = wide.init_state(3)
+    size = state_bytes(state)
+    while start < len(samples):
+        piece = samples[start : start + randomness.randint(1, 4000)]
+        start += len(piece)
+        company = torch.stack([torch.randn(len(piece)), piece, torch.randn(len(piece))])
+        lengths = torch.tensor([len(piece) // 2, len(piece), 0])
+        found, state = wide.step(company, lengths, state)
+        told += found[1]
+    rest, state = wide.flush(state, torch.tensor([False, True, False]))
+    for a, b in zip(told + rest[1], whole, strict=True):
+        assert (a.text, a.frame, a.certain) == (b.text, b.frame, b.certain)
+        assert a.p == pytest.approx(b.p, abs=1e-4)
+    assert all(e.certain is not None and e.certain >= e.frame for e in whole)
+    assert state_bytes(state) == size
+
+
+def exhaustive(recognizer: Recognizer, memory: Tensor, symbols: list[int], weight: float) -> tuple[float, list[int]]:
+    """Best score and symbols over every sequence that the online process can give, by plain recursion."""
+    decoder, attention = recognizer.model.decoder, recognizer.model.decoder.attention
+    keys = attention.energies.memory_projection(memory)
+    best: tuple[float, list[int]] = (-float("inf"), [])
+
+    def follow(state, token: int, t: int, repeats: int, score: float, path: list[int]) -> None:  # type: ignore[no-untyped-def]
+        nonlocal best
+        for j in range(t, len(memory)):
+            e, u = attention.both_energies(state.hidden, keys[None], attention.energies.directions())
+            cut = j == t and repeats == 1  # one emission per frame keeps the sequences few
+            if cut or e[0, j] < 0:
+                score += 0.0 if cut else weight * float(logsigmoid(-e[0, j]))
+                continue
+            score += weight * float(logsigmoid(e[0, j]))
+            first = max(0, j - attention.chunk_width + 1)
+            context = u[0, first : j + 1].softmax(0) @ memory[first : j + 1]
+            after = decoder.step(torch.tensor([token]), context[None], state)
+            logits = decoder.logits(after.hidden, context[None])[0]
+            logits[[Tokenizer.blank_id, Tokenizer.sos_id, Tokenizer.unk_id]] = -torch.inf
+            logits[Tokenizer.eos_id] = -torch.inf
+            log_probs = logits.log_softmax(0)
+            for symbol in symbols:
+                again = repeats + 1 if j == t and path else 1
+                follow(after, symbol, j, again, score + float(log_probs[symbol]), [*path, symbol])
+            return
+        if score > best[0]:
+            best = (score, path)
+
+    follow(decoder.init_state(1), Tokenizer.sos_id, 0, 0, 0.0, [])
+    return best
+
+
+@dataclass(frozen=True)
+class Only:
+    """A scorer that allows some symbols."""
+
+    allowed: list[int]
+    vocab_size: int
+
+    def init_state(self, batch_size: int, device: torch.device) -> Tensor:
+        return torch.zeros(batch_size, device=device)
+
+    def scores(self, state: Tensor) -> Tensor:
+        row = torch.full((self.vocab_size,), -torch.inf)
+        row[self.allowed] = 0
+        return row.expand(len(state), -1)
+
+    def advance(self, state: Tensor, token: Tensor) -> Tensor:
+        return state
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+@torch.inference_mode()
+def test_a_wide_beam_finds_the_best_sequence(lively: Recognizer, weight: float):
+    model = lively.model
+    memory, _ = model.encode(*model.features(sound(7_000)[None] * 3, torch.tensor([7_000])))
+    allowed = lively.tokenizer.encode("xf")
+    with torch.no_grad():
+        eos = float(model.decoder.output.bias[Tokenizer.eos_id])
+        model.decoder.output.bias[Tokenizer.eos_id] = -1e9
+    try:
+        score, best = exhaustive(lively, memory[0], allowed, weight)
+        only = Only(allowed, lively.tokenizer.vocab_size)
+        config = BeamConfig(width=3000, threshold=1e9, selection_weight=weight)
+        limits = DecoderConfig(max_emissions_per_frame=1, endpoint_frames=1000)
+        search = BeamSearch(model.decoder, limits, 4, config, Fusion(((1.0, only),)))
+        lengths = torch.tensor([memory.shape[1]])
+        voiced = torch.ones(1, memory.shape[1], dtype=torch.bool)
+        told, state = search.step(memory, voiced, lengths, search.init_state(1))
+        kept = state.hypotheses
+        k = int(kept.score[0].argmax())
+        found = [s.token for s in told] + kept.tokens[0, k, : int(kept.length[0, k])].tolist()
+    finally:
+        with torch.no_grad():
+            model.decoder.output.bias[Tokenizer.eos_id] = eos
+    assert len(best) >= 3
+    assert found == best
+    assert float(kept.score[0, k]) == pytest.approx(score, abs=1e-3)
+
+
+def test_language_model_scores_are_its_probabilities(tmp_path: Path):
+    tokenizer = Tokenizer.from_texts(["abc "])
+    torch.manual_seed(0)
+    model = CharacterLanguageModel(tokenizer.vocab_size, 16, 4).eval()
+    ids = tokenizer.encode("abca")
+    whole = model(torch.tensor([[Tokenizer.sos_id, *ids]]))[0].log_softmax(1)
+    state = model.init_state(1, torch.device("cpu"))
+    for n, token in enumerate(ids):
+        torch.testing.assert_close(model.scores(state)[0], whole[n])
+        state = model.advance(state, torch.tensor([token]))
+    model.save(tmp_path / "lm.safetensors", tokenizer, {})
+    again = CharacterLanguageModel.load(tmp_path / "lm.safetensors", tokenizer)
+    torch.testing.assert_close(again(torch.tensor([ids])), model(torch.tensor([ids])))
+    with pytest.raises(LanguageModelError, match="another vocabulary"):
+        CharacterLanguageModel.load(tmp_path / "lm.safetensors", Tokenizer.from_texts(["xyz"]))
+    with pytest.raises(LanguageModelError, match="not a readable"):
+        CharacterLanguageModel.load(Path(__file__), tokenizer)
+
+
+def test_phrases_earn_their_bonus_only_when_complete():
+    tokenizer = Tokenizer.from_texts(["abcdefghijklmnopqrstuvwxyz "])
+    booster = PhraseBooster(["new york", "new", "bat"], tokenizer, bonus=1.0)
+
+    def total(text: str) -> float:
+        state, worth = booster.init_state(1, torch.device("cpu")), 0.0
+        for token in tokenizer.encode(text):
+            worth += float(booster.scores(state)[0, token])
+            state = booster.advance(state, torch.tensor([token]))
+        return worth
+
+    assert total("bat ") == 4 and total("a bat ") == 4
+    assert total("bad ") == 0 and total("bath ") == 0 and total("abat ") == 0
+    assert total("new ") == 4 and total("new bat ") == 8
+    assert total("new york ") > total("new yolk ") == 4
+
+
+def test_fusion_steers_the_search(lively: Recognizer):
+    samples = sound(60_000)
+    only = Only(lively.tokenizer.encode("qz"), lively.tokenizer.vocab_size)
+    steered = Recognizer(lively.model, lively.tokenizer, None, BeamConfig(4, 100.0), Fusion(((1.0, only),)))
+    text = "".join(e.text for e in steered.transcribe(samples))
+    assert set(text) <= set("qz") and len(text) > 3
+    assert all(len(list(group)) < 200 for _, group in itertools.groupby(text))
