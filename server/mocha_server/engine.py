@@ -53,7 +53,10 @@ class Stream:
     buffered: int = 0
     since: float = 0.0
     ending: bool = False
+    restarting: bool = False  # after the flush that is due, the row begins anew instead of being given back
     closed: bool = False
+    steps_begun: int = 0
+    steps_delivered: int = 0
     _events: "asyncio.Queue[list[Emission] | EngineError | None]" = field(default_factory=asyncio.Queue)
     _room: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -61,7 +64,7 @@ class Stream:
         """Add samples [N] float32; waits while the buffer is full, so a fast sender is paced, not stored."""
         step = self.engine.max_buffer
         for start in range(0, len(samples), step):
-            while self.buffered >= self.engine.max_buffer and not self.closed:
+            while (self.restarting or self.buffered >= self.engine.max_buffer) and not self.closed:
                 self._room.clear()
                 await self._room.wait()
             if self.closed:
@@ -71,6 +74,28 @@ class Stream:
     def finish(self) -> None:
         """No more audio: flush, then the iteration ends."""
         self.engine.end(self)
+
+    def flush(self) -> None:
+        """End the utterance: `events` ends as after `finish`, and a new call of it gives those of the next one.
+
+        The row is kept, so that nobody else can take the place of a client between two utterances.
+        """
+        self.engine.end(self, restarting=True)
+
+    async def settled(self) -> None:
+        """Wait until what was written is recognised, but for less than a block, and its events are there."""
+        while not self.closed and (self.engine.has_work(self) or self.steps_begun > self.steps_delivered):
+            self._room.clear()
+            await self._room.wait()
+
+    def pending(self) -> list[Emission]:
+        """Emissions there already, without waiting; raises EngineError if the stream cannot go on."""
+        found: list[Emission] = []
+        while not self._events.empty() and (item := self._events.get_nowait()) is not None:
+            if isinstance(item, EngineError):
+                raise item
+            found += item
+        return found
 
     def close(self) -> None:
         """Give the row back at once, whatever is still buffered."""
@@ -84,7 +109,8 @@ class Stream:
             yield item
 
     def deliver(self, items: list[list[Emission] | EngineError | None]) -> None:
-        """Called in the event loop by the engine."""
+        """Called in the event loop by the engine, once for each step the stream was in."""
+        self.steps_delivered += 1
         self._room.set()
         if self._events.qsize() + len(items) > MAX_UNREAD:
             self.close()
@@ -153,11 +179,15 @@ class Engine:
             stream.buffered += len(samples)
             self._lock.notify()
 
-    def end(self, stream: Stream) -> None:
-        """See `Stream.finish`."""
+    def end(self, stream: Stream, restarting: bool = False) -> None:
+        """See `Stream.finish` and `Stream.flush`."""
         with self._lock:
-            stream.ending = True
+            stream.ending, stream.restarting = True, restarting
             self._lock.notify()
+
+    def has_work(self, stream: Stream) -> bool:
+        """Whether the scheduler would put `stream` into a step."""
+        return bool(self._scheduler.choose([_candidate(stream)]))
 
     def release(self, stream: Stream) -> None:
         """See `Stream.close`; twice is the same as once."""
@@ -191,7 +221,7 @@ class Engine:
                     self.release(stream)
 
     def _next_batch(self) -> list[tuple[Stream, Work]]:
-        candidates = [Candidate(s.row, s.buffered, s.since, s.live, s.ending) for s in self._streams.values()]
+        candidates = [_candidate(stream) for stream in self._streams.values()]
         return [(self._streams[w.key], w) for w in self._scheduler.choose(candidates)]
 
     @torch.inference_mode()
@@ -211,13 +241,24 @@ class Engine:
         with self._lock:  # a row whose stream was closed meanwhile may belong to another one already
             held = torch.tensor([not stream.closed for stream, _, _ in taken])
             scatter_rows(self._pool, rows[held], gather_rows(state, held.nonzero()[:, 0]))
+            flushed = [stream for stream, work, _ in taken if work.flush]
+            ended = [stream for stream in flushed if not stream.restarting]
+            self._restart([stream for stream in flushed if stream.restarting])
         events: dict[Stream, list[list[Emission] | EngineError | None]] = {}
         for (stream, work, _), found in zip(taken, emissions, strict=True):
             events[stream] = ([found] if found else []) + ([None] if work.flush else [])
-            if work.flush:
-                self.release(stream)
+        for stream in ended:
+            self.release(stream)
         self.metrics.observe(float(num_samples.sum()) / self.info.sample_rate, len(taken), time.perf_counter() - began)
         self._post(events)
+
+    def _restart(self, streams: list[Stream]) -> None:
+        """Fresh state for the rows of flushed streams that go on; the lock is held."""
+        for stream in streams:
+            stream.ending = stream.restarting = False
+        rows = torch.tensor([stream.row for stream in streams if not stream.closed], dtype=torch.long)
+        if len(rows):
+            scatter_rows(self._pool, rows, self._recognizer.init_state(len(rows)))
 
     def _post(self, events: dict[Stream, list[list[Emission] | EngineError | None]]) -> None:
         """Hand events over to the loops, one call for each loop."""
@@ -234,8 +275,13 @@ def _deliver_all(deliveries: list[tuple[Stream, list[list[Emission] | EngineErro
         stream.deliver(items)
 
 
+def _candidate(stream: Stream) -> Candidate:
+    return Candidate(stream.row, stream.buffered, stream.since, stream.live, stream.ending)
+
+
 def _take(stream: Stream, num_samples: int) -> Samples:
-    """Remove `num_samples` from the front of a stream's buffer."""
+    """Remove `num_samples` from the front of a stream's buffer, for a step."""
+    stream.steps_begun += 1
     parts, missing = [], num_samples
     while missing:
         block = stream.blocks.popleft()

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from mocha_model.emissions import Emission
 from mocha_server.audio import AudioError, RawDecoder, Samples
-from mocha_server.messages import End, Error, ErrorCode, Ready, Segment, Start, Text, client_messages
+from mocha_server.messages import End, Error, ErrorCode, Finish, Ready, Segment, Start, Text, client_messages
 from mocha_server.transcript import ModelInfo, Transcript
 
 OutMessage = Ready | Text | Segment | End | Error
@@ -35,19 +35,22 @@ class Received:
 class Session:
     """One stream of the native protocol."""
 
-    def __init__(self, identifier: str, info: ModelInfo) -> None:
+    def __init__(self, identifier: str, info: ModelInfo, offset_samples: int = 0) -> None:
+        """`offset_samples` of the model's rate were heard before by sessions of the same client; times count them."""
         self.identifier, self._info = identifier, info
         self.state = State.WAITING
         self._decoder: RawDecoder | None = None
-        self._transcript = Transcript(info)
-        self._num_samples = 0
+        self._transcript = Transcript(info, offset_samples)
+        self.num_samples = 0  # heard, at the model's rate
 
-    def receive(self, data: str | bytes) -> Received:
-        """Take one message of the client, text or binary."""
+    def receive(self, data: str | bytes | Start | Finish) -> Received:
+        """Take one message of the client: text, binary, or (from adapters of other protocols) parsed already."""
         if self.state is State.CLOSED:
             return Received()
         if isinstance(data, str):
             return self._receive_text(data)
+        if isinstance(data, Start | Finish):
+            return self._receive_message(data)
         if self.state is State.WAITING:
             return self._fail(ErrorCode.START_EXPECTED, "the first message must be a start message")
         if self.state is State.FINISHING or self._decoder is None:
@@ -56,7 +59,7 @@ class Session:
             samples = self._decoder.push(data)
         except AudioError as error:
             return self._fail(error.code, str(error))
-        self._num_samples += len(samples)
+        self.num_samples += len(samples)
         return Received(samples=samples)
 
     def emitted(self, emissions: list[Emission]) -> list[Text | Segment]:
@@ -66,7 +69,7 @@ class Session:
     def ended(self) -> End:
         """The closing message, once the recogniser has flushed."""
         self.state = State.CLOSED
-        duration = round(self._num_samples / self._info.sample_rate, 3)
+        duration = round(self.num_samples / self._info.sample_rate, 3)
         return End(segments=self._transcript.num_segments, duration=duration)
 
     def failed(self, code: ErrorCode, message: str) -> Error:
@@ -79,7 +82,10 @@ class Session:
             message = client_messages.validate_json(data)
         except ValidationError as error:
             code = ErrorCode.START_EXPECTED if self.state is State.WAITING else ErrorCode.INVALID_MESSAGE
-            return self._fail(code, _explain(error))
+            return self._fail(code, explain(error))
+        return self._receive_message(message)
+
+    def _receive_message(self, message: Start | Finish) -> Received:
         if isinstance(message, Start):
             if self.state is not State.WAITING:
                 return self._fail(ErrorCode.INVALID_MESSAGE, "the stream has already started")
@@ -91,7 +97,7 @@ class Session:
             return self._fail(ErrorCode.START_EXPECTED, "finish before start")
         self.state = State.FINISHING
         samples = self._decoder.finish()
-        self._num_samples += len(samples)
+        self.num_samples += len(samples)
         warning: tuple[OutMessage, ...] = ()
         if self._decoder.dangling:
             text = f"{self._decoder.dangling} bytes of an incomplete last sample were ignored"
@@ -113,7 +119,7 @@ class Session:
         return Received((self.failed(code, message),))
 
 
-def _explain(error: ValidationError) -> str:
+def explain(error: ValidationError) -> str:
     """What is wrong with a message, without its content."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(str(part) for part in first["loc"])

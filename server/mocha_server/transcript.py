@@ -33,7 +33,9 @@ class ModelInfo:
 class Transcript:
     """Push emissions in, get `Text` and `Segment` messages out. Holds one open segment."""
 
-    def __init__(self, info: ModelInfo) -> None:
+    def __init__(self, info: ModelInfo, offset_samples: int = 0) -> None:
+        """Times are those of the recogniser plus `offset_samples` at the model's rate."""
+        self._offset_s = offset_samples / info.sample_rate
         self._info, self._assembler = info, WordAssembler(info.frame_s)
         self._text, self._words = "", list[Word]()
         self._needs_space = False
@@ -44,7 +46,7 @@ class Transcript:
         messages: list[Text | Segment] = []
         pending: list[Emission] = []
         for emission in emissions:
-            self._words += [_wire_word(w) for w in self._assembler.push(emission)]
+            self._words += [_wire_word(w, self._offset_s) for w in self._assembler.push(emission)]
             if not emission.end_of_segment:
                 pending.append(emission)
                 self._text += emission.text
@@ -63,10 +65,12 @@ class Transcript:
         delta = f" {joined}" if self._needs_space else joined
         self._needs_space = False
         characters = [
-            Character(text=e.text, frame=e.frame, time=self._info.time_s(e.frame), p=e.p, chunk=list(e.chunk))
-            for e in emissions
+            Character(text=e.text, frame=e.frame, time=self._time_s(e), p=e.p, chunk=list(e.chunk)) for e in emissions
         ]
         return [Text(segment=self.num_segments, delta=delta, characters=characters)]
+
+    def _time_s(self, emission: Emission) -> float:
+        return self._offset_s + self._info.time_s(emission.frame)
 
     def _close(self) -> Segment:
         self._needs_space = not self._text.endswith(" ")
@@ -82,5 +86,6 @@ class Transcript:
         return segment
 
 
-def _wire_word(word: SpokenWord) -> Word:
-    return Word(word=word.word, start=round(word.start_s, 3), end=round(word.end_s, 3), confidence=round(word.p, 4))
+def _wire_word(word: SpokenWord, offset_s: float) -> Word:
+    start, end = round(word.start_s + offset_s, 3), round(word.end_s + offset_s, 3)
+    return Word(word=word.word, start=start, end=end, confidence=round(word.p, 4))

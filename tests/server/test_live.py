@@ -1,0 +1,170 @@
+"""Utterances over one engine row: flush, begin anew, keep the place; without sockets."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from mocha_model.emissions import text_of
+from mocha_model.recognizer import Recognizer
+from mocha_server.engine import Engine, EngineError
+from mocha_server.messages import Encoding, End, Error, ErrorCode, Segment, Start, Text
+from mocha_server.protocols.live import Gone, Live, Refused, Request, Said, Then, converse
+
+START = Start()
+
+
+@pytest.fixture
+def engine(lively: Recognizer) -> Any:
+    running = Engine(lively, capacity=1, block_ms=80, max_buffer_s=1.0)
+    running.start()
+    yield running
+    running.stop()
+
+
+def segments_text(messages: list[Any]) -> str:
+    return " ".join(m.text for m in messages if isinstance(m, Segment))
+
+
+async def utterance(live: Live) -> list[Said]:
+    return [message async for message in live.utterance()]
+
+
+async def test_each_utterance_is_heard_as_if_alone(engine: Engine, lively: Recognizer, clip: NDArray[np.int16]):
+    expected = text_of(lively.transcribe(torch.from_numpy(clip.astype(np.float32) / 32768)))
+    live = Live(engine)
+    said = []
+    for _ in range(3):
+        feeding = asyncio.create_task(live.hear(clip.tobytes(), START))
+        await feeding
+        await live.end(START)
+        said.append(await utterance(live))
+        assert engine.num_streams == 1  # the place is kept
+    assert [segments_text(messages) for messages in said] == [expected] * 3
+    for k, messages in enumerate(said):
+        end = messages[-1]
+        assert isinstance(end, End) and end.duration == pytest.approx(len(clip) / 16_000, abs=1e-3)
+        first = next(m for m in messages if isinstance(m, Segment)).words[0].start
+        at = next(m for m in said[0] if isinstance(m, Segment)).words[0].start
+        assert first == pytest.approx(at + k * len(clip) / 16_000, abs=2e-3)
+    assert live.heard_s == pytest.approx(3 * len(clip) / 16_000, abs=1e-2)
+    live.close()
+    assert engine.num_streams == 0
+
+
+async def test_settled_gives_what_was_heard_so_far(engine: Engine, clip: NDArray[np.int16]):
+    live = Live(engine)
+    await live.hear(clip.tobytes(), START)
+    early = [m for m in await live.settled() if isinstance(m, Text)]
+    await live.end(START)
+    late = [m for m in await utterance(live) if isinstance(m, Text)]
+    frames = [c.frame for m in early + late for c in m.characters]
+    assert early and frames == sorted(frames)
+    heard = len(clip) // 1280 * 1280  # whole blocks
+    assert max(c.time for m in early for c in m.characters) > heard / 16_000 - 1
+    live.close()
+
+
+async def test_a_stopped_engine_ends_a_settling_client(lively: Recognizer, clip: NDArray[np.int16]):
+    engine = Engine(lively, capacity=1, block_ms=80, max_buffer_s=1.0)
+    engine.start()
+    live = Live(engine)
+    await live.hear(clip.tobytes(), START)
+    await live.settled()
+    engine.stop()
+    await asyncio.sleep(0.05)
+    with pytest.raises(EngineError):
+        await live.settled()
+
+
+async def test_bad_samples_and_odd_bytes(engine: Engine):
+    live = Live(engine)
+    with pytest.raises(Refused) as refused:
+        await live.hear(np.array([np.nan], "<f4").tobytes(), Start(encoding=Encoding.PCM_F32LE))
+    assert refused.value.error.code is ErrorCode.INVALID_AUDIO
+    live.close()
+    live = Live(engine)
+    await live.hear(b"\0\0\0", START)
+    await live.end(START)
+    warning, end = (await utterance(live))[-2:]
+    assert isinstance(warning, Error) and not warning.fatal and isinstance(end, End)
+    live.close()
+
+
+class Script:
+    """A transport that plays messages and notes what is sent."""
+
+    def __init__(self, *messages: str, hang: bool = False) -> None:
+        self._messages, self._hang = list(messages), hang
+        self.sent: list[str] = []
+        self.closed: list[Error | None] = []
+
+    async def receive(self) -> str:
+        if not self._messages:
+            if self._hang:
+                await asyncio.sleep(60)
+            raise Gone
+        return self._messages.pop(0)
+
+    async def send(self, message: str) -> None:
+        self.sent.append(message)
+
+    async def close(self, error: Error | None) -> None:
+        self.closed.append(error)
+
+
+class Echo:
+    """A translator whose messages are the names of what it shall do."""
+
+    start = START
+
+    def received(self, message: str) -> Request[str]:
+        if message == "bug":
+            raise ZeroDivisionError
+        return Request((f"got {message}",), then=Then.FINISH if message == "finish" else Then.LISTEN)
+
+    def said(self, message: Said) -> tuple[str, ...]:
+        return (message.type,)
+
+    def failed(self, error: Error) -> tuple[str, ...]:
+        return (f"failed {error.code.value}",)
+
+
+async def test_a_conversation_in_order(engine: Engine):
+    script = Script("a", "finish")
+    await converse(script, Echo(), Live(engine), 5, greeting=("hello",))
+    assert script.sent[:3] == ["hello", "got a", "got finish"] and script.sent[-1] == "end"
+    assert script.closed == [None] and engine.num_streams == 0
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [(Script("bug"), "internal"), (Script(hang=True), "idle")], ids=["bug", "idle"]
+)
+async def test_what_goes_wrong_is_told_and_frees_the_row(engine: Engine, script: Script, code: str):
+    await converse(script, Echo(), Live(engine), 0.1)
+    assert script.sent == [f"failed {code}"] and script.closed[0] is not None
+    assert engine.num_streams == 0
+
+
+async def test_a_full_server_and_a_client_that_leaves(engine: Engine):
+    first = Live(engine)
+    first.open()
+    script = Script(hang=True)
+    await converse(script, Echo(), Live(engine), 5, greeting=("hello",))
+    assert script.sent == ["hello", "failed server_full"]
+    lazy = Script("a")
+    await converse(lazy, Echo(), Live(engine, lazy=True), 5)
+    assert lazy.sent == ["got a"] and lazy.closed == []  # gone: nothing is sent
+    first.close()
+
+
+async def test_cancelling_a_conversation_frees_the_row(engine: Engine):
+    task = asyncio.create_task(converse(Script(hang=True), Echo(), Live(engine), 60))
+    await asyncio.sleep(0.05)
+    assert engine.num_streams == 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert engine.num_streams == 0
