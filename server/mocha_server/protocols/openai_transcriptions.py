@@ -1,25 +1,28 @@
 """`POST /v1/audio/transcriptions` and `GET /v1/models` as OpenAI's clients speak them. Thin: engine in, JSON out."""
 
-import asyncio
 import math
 import zlib
 from collections.abc import AsyncIterator
-from typing import IO, Any
+from dataclasses import dataclass
+from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.background import BackgroundTask
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
 
 from mocha_server.audio import AudioError, Samples, decode_file
-from mocha_server.engine import Engine, EngineError, Stream
+from mocha_server.engine import Engine, EngineError
 from mocha_server.messages import ErrorCode, Segment, Text
+from mocha_server.protocols.upload import Upload
 from mocha_server.subtitles import srt, vtt
-from mocha_server.transcript import Transcript
 
 router = APIRouter()
 FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
+STREAMED_FORMATS = ("json", "text")
+GRANULARITIES = ("word", "segment")
 
 
 class RequestError(ValueError):
@@ -34,6 +37,41 @@ class RequestError(ValueError):
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return JSONResponse({"error": error}, status_code=self.status)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The fields of a request that matter here."""
+
+    file: UploadFile
+    format: str
+    granularities: frozenset[str]
+    stream: bool
+
+
+def wanted_by(form: FormData) -> Wanted:
+    """Read a form; the SDKs give arrays names with `[]`. Raises RequestError."""
+    file = form.get("file")
+    if not isinstance(file, UploadFile):
+        raise RequestError(400, "missing_file", "the form field `file` must be an audio file", "file")
+    name = str(form.get("response_format") or "json")
+    if name not in FORMATS:
+        message = f"`response_format` is one of {', '.join(FORMATS)}"
+        raise RequestError(400, "invalid_response_format", message, "response_format")
+    stream = str(form.get("stream") or "").lower() == "true"
+    if stream and name not in STREAMED_FORMATS:
+        message = f"with `stream`, `response_format` is one of {', '.join(STREAMED_FORMATS)}"
+        raise RequestError(400, "invalid_response_format", message, "response_format")
+    given = {str(g) for key in (TIMESTAMPS, f"{TIMESTAMPS}[]") for g in form.getlist(key)}
+    if not given <= set(GRANULARITIES):
+        raise RequestError(400, "invalid_granularity", f"`{TIMESTAMPS}` are {' and '.join(GRANULARITIES)}", TIMESTAMPS)
+    if given and name != "verbose_json":
+        message = f"`{TIMESTAMPS}` need `response_format` verbose_json"
+        raise RequestError(400, "invalid_granularity", message, TIMESTAMPS)
+    return Wanted(file, name, frozenset(given or GRANULARITIES), stream)
+
+
+TIMESTAMPS = "timestamp_granularities"
 
 
 @router.get("/v1/models")
@@ -56,6 +94,10 @@ async def models(request: Request) -> dict[str, Any]:
                             "file": {"type": "string", "format": "binary"},
                             "model": {"type": "string"},
                             "response_format": {"type": "string", "enum": list(FORMATS)},
+                            "timestamp_granularities[]": {
+                                "type": "array",
+                                "items": {"type": "string", "enum": list(GRANULARITIES)},
+                            },
                             "stream": {"type": "boolean"},
                         },
                     }
@@ -67,25 +109,21 @@ async def models(request: Request) -> dict[str, Any]:
 async def transcriptions(request: Request) -> Response:
     """Transcribe an audio file of any length; fields as in OpenAI's API, others are accepted and ignored."""
     engine: Engine = request.app.state.engine
-    form = await request.form()
+    try:
+        form = await request.form()
+    except HTTPException as error:
+        return RequestError(400, "invalid_form", error.detail).response()
     streaming = False
     try:
-        file = form.get("file")
-        if not isinstance(file, UploadFile):
-            raise RequestError(400, "missing_file", "the form field `file` must be an audio file", "file")
-        wanted = str(form.get("response_format") or "json")
-        if wanted not in FORMATS:
-            message = f"`response_format` is one of {', '.join(FORMATS)}"
-            raise RequestError(400, "invalid_response_format", message, "response_format")
-        upload = Upload(engine, file.file)
+        wanted = wanted_by(form)
+        upload = Upload(engine, decode_file(wanted.file.file, engine.info.sample_rate))
+        if not wanted.stream:
+            return render(wanted, await upload.segments(), upload.seconds)
         first = await upload.open()
-        if str(form.get("stream") or "").lower() == "true":
-            streaming = True  # the upload is read until the response has ended
-            return StreamingResponse(
-                _events(upload, first), media_type="text/event-stream", background=BackgroundTask(form.close)
-            )
-        segments = [m async for m in upload.messages(first) if isinstance(m, Segment)]
-        return render(wanted, segments, upload.seconds)
+        streaming = True  # the upload is read until the response has ended
+        return StreamingResponse(
+            _events(upload, first), media_type="text/event-stream", background=BackgroundTask(form.close)
+        )
     except RequestError as error:
         return error.response()
     except AudioError as error:
@@ -98,44 +136,13 @@ async def transcriptions(request: Request) -> Response:
             await form.close()
 
 
-class Upload:
-    """One file on its way through the engine."""
-
-    def __init__(self, engine: Engine, file: IO[bytes]) -> None:
-        self._engine = engine
-        self._blocks = decode_file(file, engine.info.sample_rate)
-        self._num_samples = 0
-
-    @property
-    def seconds(self) -> float:
-        """Audio decoded so far."""
-        return self._num_samples / self._engine.info.sample_rate
-
-    async def open(self) -> Samples | None:
-        """The first block, so that bad files fail before anything is sent."""
-        return await asyncio.to_thread(next, self._blocks, None)
-
-    async def messages(self, block: Samples | None) -> AsyncIterator[Text | Segment]:
-        """Text and segments as they come."""
-        stream = self._engine.open(live=False)
-        feeder = asyncio.create_task(self._feed(stream, block))
-        transcript = Transcript(self._engine.info)
-        try:
-            async for emissions in stream.events():
-                for message in transcript.push(emissions):
-                    yield message
-            await feeder
-        finally:
-            feeder.cancel()
-            stream.close()
-            await asyncio.gather(feeder, return_exceptions=True)
-
-    async def _feed(self, stream: Stream, block: Samples | None) -> None:
-        while block is not None and not stream.closed:
-            self._num_samples += len(block)
-            await stream.write(block)
-            block = await asyncio.to_thread(next, self._blocks, None)
-        stream.finish()
+@router.post("/v1/audio/translations", include_in_schema=False)
+async def translations(request: Request) -> Response:
+    """Refused: the model writes what it hears. The upload is read first, or clients would see a broken connection."""
+    async for _ in request.stream():
+        pass
+    message = "this server transcribes and does not translate: use /v1/audio/transcriptions"
+    return RequestError(400, "translation_unsupported", message).response()
 
 
 async def _events(upload: Upload, first: Samples | None) -> AsyncIterator[bytes]:
@@ -146,8 +153,9 @@ async def _events(upload: Upload, first: Samples | None) -> AsyncIterator[bytes]
             if isinstance(message, Text):
                 text += message.delta
                 yield _event({"type": "transcript.text.delta", "delta": message.delta})
-    except EngineError as error:
-        yield _event({"type": "error", "error": {"type": "server_error", "code": error.code, "message": str(error)}})
+    except (AudioError, EngineError) as error:
+        kind = "server_error" if isinstance(error, EngineError) else "invalid_request_error"
+        yield _event({"type": "error", "error": {"type": kind, "code": error.code, "message": str(error)}})
         return
     usage = {"type": "duration", "seconds": math.ceil(upload.seconds)}
     yield _event({"type": "transcript.text.done", "text": text.strip(), "usage": usage})
@@ -158,27 +166,22 @@ def _event(data: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
-def render(wanted: str, segments: list[Segment], seconds: float) -> Response:
+def render(wanted: Wanted, segments: list[Segment], seconds: float) -> Response:
     """The body for a response format."""
     text = " ".join(s.text for s in segments)
-    if wanted == "text":
+    if wanted.format == "text":
         return PlainTextResponse(text + "\n")
-    if wanted in ("srt", "vtt"):
-        return PlainTextResponse(srt(segments) if wanted == "srt" else vtt(segments))
-    if wanted == "json":
-        return _json({"text": text, "usage": {"type": "duration", "seconds": math.ceil(seconds)}})
-    words = [{"word": w.word, "start": w.start, "end": w.end} for s in segments for w in s.words]
-    return _json(
-        {
-            "task": "transcribe",
-            "language": "english",
-            "duration": round(seconds, 3),
-            "text": text,
-            "words": words,
-            "segments": [_segment(s) for s in segments],
-            "usage": {"type": "duration", "seconds": math.ceil(seconds)},
-        }
-    )
+    if wanted.format in ("srt", "vtt"):
+        return PlainTextResponse(srt(segments) if wanted.format == "srt" else vtt(segments))
+    usage = {"type": "duration", "seconds": math.ceil(seconds)}
+    if wanted.format == "json":
+        return _json({"text": text, "usage": usage})
+    body = {"task": "transcribe", "language": "english", "duration": round(seconds, 3), "text": text, "usage": usage}
+    if "word" in wanted.granularities:
+        body["words"] = [{"word": w.word, "start": w.start, "end": w.end} for s in segments for w in s.words]
+    if "segment" in wanted.granularities:
+        body["segments"] = [_segment(s) for s in segments]
+    return _json(body)
 
 
 def _segment(s: Segment) -> dict[str, Any]:
