@@ -12,7 +12,7 @@ from fastapi.staticfiles import StaticFiles
 from mocha_model.recognizer import Recognizer
 from mocha_server.engine import Engine
 from mocha_server.metrics import Metrics
-from mocha_server.protocols import native, openai_transcriptions
+from mocha_server.protocols import native, openai_realtime, openai_transcriptions
 from mocha_server.settings import Settings
 
 WEB = Path(__file__).parent / "web"
@@ -41,8 +41,8 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
         engine.stop()
 
     app = FastAPI(title="mocha-asr", version=version("mocha-asr"), lifespan=lifespan)
-    app.include_router(native.router)
-    app.include_router(openai_transcriptions.router)
+    for adapter in (native, openai_transcriptions, openai_realtime):
+        app.include_router(adapter.router)
 
     @app.get("/health")
     async def health(request: Request) -> dict[str, str | int]:

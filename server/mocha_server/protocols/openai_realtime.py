@@ -1,0 +1,221 @@
+"""`/v1/realtime`: transcription sessions of OpenAI's Realtime API (GA shapes). Text leaves as it is emitted.
+
+An item's `delta` events may precede its `committed`: the recogniser does not wait for the end of a turn. With
+`server_vad` a turn is a segment of the recogniser, without it what is appended between two commits.
+"""
+
+import base64
+import binascii
+import math
+import uuid
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, WebSocket
+from pydantic import ValidationError
+
+from mocha_server.engine import Engine
+from mocha_server.messages import End, Error, ErrorCode, Segment, Start, Text
+from mocha_server.protocols.live import Live, Request, Said, Then, WebSocketTransport, converse
+from mocha_server.protocols.openai_realtime_messages import (
+    Append,
+    ClientEvent,
+    SessionConfig,
+    TurnDetection,
+    Update,
+    client_events,
+    merged,
+)
+from mocha_server.session import explain
+from mocha_server.transcript import ModelInfo
+
+router = APIRouter()
+MIN_COMMIT_MS = 100
+TRANSCRIPTION = "conversation.item.input_audio_transcription"
+
+
+class RealtimeTranslator:
+    """One Realtime connection."""
+
+    def __init__(self, info: ModelInfo) -> None:
+        self._info = info
+        self.config = SessionConfig()
+        self._session_id = _identifier("sess")
+        self._previous_item: str | None = None
+        self._item = _identifier("item")
+        self._has_text, self._segments = False, list[str]()  # of the item: whether any, and what is closed of it
+        self._buffered_ms = 0.0  # appended since the last commit or clear
+        self._turn_ms = 0.0  # appended since the item began
+        self._heard = False  # audio since the recogniser began anew: its format is fixed
+        self._committing = self._clearing = False
+
+    @property
+    def start(self) -> Start:
+        """The configured input format."""
+        return self.config.audio.input.format.start()
+
+    def greeting(self) -> str:
+        """The first event."""
+        return _event("session.created", session=self._session())
+
+    def received(self, message: str | bytes) -> Request[str]:
+        """See `Translator`. Mistakes are `error` events; the connection goes on."""
+        if isinstance(message, bytes):
+            return _mistake("events are JSON text messages, not binary ones")
+        try:
+            event = client_events.validate_json(message)
+        except ValidationError as error:
+            return _mistake(explain(error), event_id=_event_id(message))
+        return self._dispatch(event)
+
+    def _dispatch(self, event: ClientEvent) -> Request[str]:
+        if isinstance(event, Update):
+            return self._update(event)
+        if isinstance(event, Append):
+            return self._append(event)
+        if event.type == "input_audio_buffer.clear":
+            self._clearing = True
+            return Request(then=Then.FLUSH)
+        if self._buffered_ms < MIN_COMMIT_MS:
+            message = f"buffer too small: {self._buffered_ms:.0f} ms of audio, {MIN_COMMIT_MS} ms are needed"
+            return _mistake(message, "input_audio_buffer_commit_empty", event.event_id)
+        self._committing = True
+        return Request(self._committed(), then=Then.FLUSH)
+
+    def _update(self, event: Update) -> Request[str]:
+        try:
+            config = merged(self.config, event.session)
+        except ValidationError as error:
+            return _mistake(f"session.{explain(error)}", event_id=event.event_id, param="session")
+        if self._heard and config.audio.input.format != self.config.audio.input.format:
+            message = "the audio format cannot change after audio was appended: commit or clear it first"
+            return _mistake(message, event_id=event.event_id, param="session.audio.input.format")
+        self.config = config
+        return Request((_event("session.updated", session=self._session()),))
+
+    def _append(self, event: Append) -> Request[str]:
+        try:
+            audio = base64.b64decode(event.audio, validate=True)
+        except (binascii.Error, ValueError):
+            return _mistake("`audio` is not base64", "invalid_base64", event.event_id, "audio")
+        start = self.start
+        milliseconds = 1000 * len(audio) / (start.encoding.sample_bytes * start.sample_rate)
+        self._buffered_ms += milliseconds
+        self._turn_ms += milliseconds
+        self._heard = True
+        return Request(audio=audio)
+
+    def said(self, message: Said) -> tuple[str, ...]:
+        """See `Translator`."""
+        if isinstance(message, Error):
+            return (_error(message.message, message.code.value),)
+        if isinstance(message, End):
+            self._heard = False
+        if self._clearing:
+            return self._cleared() if isinstance(message, End) else ()
+        if isinstance(message, Text):
+            return self._delta(message)
+        if isinstance(message, Segment):
+            self._segments.append(message.text)
+            return self._turn_over(message) if self._vad and not self._committing else ()
+        return self._complete()
+
+    def failed(self, error: Error) -> tuple[str, ...]:
+        """See `Translator`."""
+        server_side = error.code in (ErrorCode.INTERNAL, ErrorCode.SERVER_FULL)
+        return (_error(error.message, error.code.value, "server_error" if server_side else "invalid_request_error"),)
+
+    @property
+    def _vad(self) -> TurnDetection | None:
+        return self.config.audio.input.turn_detection
+
+    def _delta(self, message: Text) -> tuple[str, ...]:
+        delta = message.delta if self._has_text else message.delta.lstrip()
+        if not delta:
+            return ()
+        events: tuple[str, ...] = ()
+        if not self._has_text and self._vad and not self._committing:
+            start_ms = max(0, round(1000 * message.characters[0].time) - self._vad.prefix_padding_ms)
+            events = (_event("input_audio_buffer.speech_started", audio_start_ms=start_ms, item_id=self._item),)
+        self._has_text = True
+        return (*events, _event(f"{TRANSCRIPTION}.delta", item_id=self._item, content_index=0, delta=delta))
+
+    def _turn_over(self, segment: Segment) -> tuple[str, ...]:
+        stopped = {"audio_end_ms": round(1000 * segment.end), "item_id": self._item}
+        return (_event("input_audio_buffer.speech_stopped", **stopped), *self._committed(), *self._complete())
+
+    def _committed(self) -> tuple[str, ...]:
+        """The item's place in the conversation; what is emitted later still belongs to it until `_complete`."""
+        content = [{"type": "input_audio", "transcript": None}]
+        item = {"id": self._item, "object": "realtime.item", "type": "message", "status": "completed", "role": "user"}
+        place = {"previous_item_id": self._previous_item}
+        self._buffered_ms = 0.0
+        return (
+            _event("input_audio_buffer.committed", item_id=self._item, **place),
+            _event("conversation.item.created", item=item | {"content": content}, **place),
+        )
+
+    def _complete(self) -> tuple[str, ...]:
+        item, transcript, seconds = self._item, " ".join(self._segments), self._turn_ms / 1000
+        self._previous_item, self._item = item, _identifier("item")
+        self._has_text, self._segments, self._turn_ms, self._committing = False, [], 0.0, False
+        usage = {"type": "duration", "seconds": math.ceil(seconds)}
+        done = {"item_id": item, "content_index": 0, "transcript": transcript, "usage": usage}
+        return (_event(f"{TRANSCRIPTION}.completed", **done),)
+
+    def _cleared(self) -> tuple[str, ...]:
+        self._item, self._has_text, self._segments = _identifier("item"), False, []
+        self._buffered_ms, self._turn_ms, self._clearing = 0.0, 0.0, False
+        return (_event("input_audio_buffer.cleared"),)
+
+    def _session(self) -> dict[str, Any]:
+        body = self.config.model_dump(mode="json")
+        transcription = body["audio"]["input"].get("transcription") or {}
+        body["audio"]["input"]["transcription"] = {**transcription, "model": self._info.name}
+        return {"id": self._session_id, "object": "realtime.transcription_session", **body}
+
+
+@router.websocket("/v1/realtime")
+async def realtime(socket: WebSocket) -> None:
+    """One Realtime connection."""
+    engine: Engine = socket.app.state.engine
+    protocols = socket.scope.get("subprotocols") or []
+    await socket.accept("realtime" if "realtime" in protocols else None)
+    transport, translator = WebSocketTransport(socket), RealtimeTranslator(engine.info)
+    idle_s: float = socket.app.state.settings.idle_s
+    await converse(transport, translator, Live(engine), idle_s, greeting=(translator.greeting(),))
+
+
+def _identifier(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex[:20]}"
+
+
+def _event(kind: str, **fields: Any) -> str:
+    return orjson.dumps({"type": kind, "event_id": _identifier("event"), **fields}).decode()
+
+
+def _error(
+    message: str,
+    code: str,
+    kind: str = "invalid_request_error",
+    event_id: str | None = None,
+    param: str | None = None,
+) -> str:
+    body = {"type": kind, "code": code, "message": message, "param": param, "event_id": event_id}
+    return _event("error", error=body)
+
+
+def _mistake(
+    message: str, code: str = "invalid_event", event_id: str | None = None, param: str | None = None
+) -> Request[str]:
+    return Request((_error(message, code, event_id=event_id, param=param),))
+
+
+def _event_id(message: str) -> str | None:
+    """The client's name for an event that could not be understood."""
+    try:
+        event = orjson.loads(message)
+    except orjson.JSONDecodeError:
+        return None
+    found = event.get("event_id") if isinstance(event, dict) else None
+    return found if isinstance(found, str) else None
