@@ -1,0 +1,192 @@
+"""`/v1/listen` as Deepgram's clients speak it: the live WebSocket. The pre-recorded POST is in `deepgram_file`.
+
+A closed segment is a final result; interim results only grow, since what is emitted is never taken back.
+"""
+
+import hashlib
+import uuid
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import orjson
+from fastapi import APIRouter, WebSocket
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from mocha_server.engine import Engine, EngineError
+from mocha_server.messages import Character, End, Error, ErrorCode, Segment, Start, Text, Word
+from mocha_server.protocols.deepgram_options import LiveOptions, OptionError, live_options, refusal
+from mocha_server.protocols.live import Live, Refused, Request, Said, Then, WebSocketTransport, converse
+from mocha_server.transcript import ModelInfo
+
+router = APIRouter()
+VARIANTS = {ErrorCode.IDLE: "NET-0001", ErrorCode.INVALID_AUDIO: "DATA-0000", ErrorCode.INVALID_MESSAGE: "SchemaError"}
+REQUESTS = {"KeepAlive": Request[str](), "Finalize": Request[str](then=Then.FLUSH)}
+REQUESTS["CloseStream"] = Request(then=Then.FINISH)
+
+
+class Control(BaseModel):
+    """A text message of the client."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["KeepAlive", "Finalize", "CloseStream"]
+
+
+class DeepgramTranslator:
+    """One live connection."""
+
+    def __init__(self, options: LiveOptions, info: ModelInfo, live: Live, request_id: str) -> None:
+        self._options, self._info, self._live = options, info, live
+        self._request_id = request_id
+        self._sha256, self._created = hashlib.sha256(), datetime.now(UTC)
+        self._characters: list[Character] = []  # of the open segment
+        self._until_s = 0.0  # end of the last final result
+        self._held: Segment | None = None  # while finalizing: the last segment carries `from_finalize`
+        self._finalizing = self._closing = False
+
+    @property
+    def start(self) -> Start:
+        """The options' audio format."""
+        return self._options.start()
+
+    def received(self, message: str | bytes) -> Request[str]:
+        """See `Translator`."""
+        if isinstance(message, bytes):
+            self._sha256.update(message)
+            return Request(audio=message)
+        try:
+            control = Control.model_validate_json(message)
+        except ValidationError:
+            text = "text messages are KeepAlive, Finalize and CloseStream"
+            raise Refused(Error(code=ErrorCode.INVALID_MESSAGE, message=text)) from None
+        self._finalizing, self._closing = control.type == "Finalize", control.type == "CloseStream"
+        return REQUESTS[control.type]
+
+    def said(self, message: Said) -> tuple[str, ...]:
+        """See `Translator`."""
+        if isinstance(message, Text):
+            return self._text(message)
+        if isinstance(message, Segment):
+            self._characters = []
+            if not self._finalizing:
+                return self._final(message)
+            held, self._held = self._held, message
+            return self._final(held) if held else ()
+        if isinstance(message, End):
+            return self._end()
+        return ()  # an incomplete last sample: Deepgram says nothing either
+
+    def failed(self, error: Error) -> tuple[str, ...]:
+        """See `Translator`."""
+        variant = VARIANTS.get(error.code, error.code.value)
+        return (_json({"type": "Error", "variant": variant, "description": error.message, "message": error.message}),)
+
+    def _text(self, message: Text) -> tuple[str, ...]:
+        began = not self._characters
+        self._characters += message.characters
+        out: tuple[str, ...] = ()
+        if began and self._options.vad_events:
+            timestamp = round(message.characters[0].time, 3)
+            out = (_json({"type": "SpeechStarted", "channel": [0, 1], "timestamp": timestamp}),)
+        if not self._options.interim_results:
+            return out
+        words = spoken(self._characters, self._info)
+        if not words:
+            return out
+        transcript = "".join(c.text for c in self._characters).strip()
+        return (*out, self._results(transcript, words, words[-1].end, is_final=False))
+
+    def _final(self, segment: Segment, from_finalize: bool = False) -> tuple[str, ...]:
+        end = {"is_final": True, "speech_final": self._options.endpointing, "from_finalize": from_finalize}
+        results = self._results(segment.text, segment.words, segment.end, **end)
+        self._until_s = segment.end
+        if not self._options.utterance_end_ms:
+            return (results,)
+        return (results, _json({"type": "UtteranceEnd", "channel": [0, 1], "last_word_end": segment.end}))
+
+    def _end(self) -> tuple[str, ...]:
+        if self._closing:
+            return (self._metadata(),)
+        held, self._held, self._finalizing = self._held, None, False
+        if held:
+            return self._final(held, from_finalize=True)
+        heard_s = round(self._live.heard_s, 3)
+        empty = self._results("", [], heard_s, is_final=True, speech_final=True, from_finalize=True)
+        self._until_s = heard_s
+        return (empty,)
+
+    def _results(self, transcript: str, words: list[Word], until_s: float, **flags: bool) -> str:
+        confidence = round(sum(w.confidence for w in words) / len(words), 4) if words else 0.0
+        listed = [{**w.model_dump(), "punctuated_word": w.word} for w in words]
+        model = {"name": self._info.name, "version": "1", "arch": "mocha"}
+        return _json(
+            {
+                "type": "Results",
+                "channel_index": [0, 1],
+                "start": self._until_s,
+                "duration": round(max(0.0, until_s - self._until_s), 3),
+                "speech_final": False,
+                "from_finalize": False,
+                **flags,
+                "channel": {"alternatives": [{"transcript": transcript, "confidence": confidence, "words": listed}]},
+                "metadata": {"request_id": self._request_id, "model_uuid": self._info.name, "model_info": model},
+            }
+        )
+
+    def _metadata(self) -> str:
+        return _json(
+            {
+                "type": "Metadata",
+                "transaction_key": "deprecated",
+                "request_id": self._request_id,
+                "sha256": self._sha256.hexdigest(),
+                "created": self._created.isoformat(),
+                "duration": round(self._live.heard_s, 3),
+                "channels": self._options.channels,
+            }
+        )
+
+
+def spoken(characters: list[Character], info: ModelInfo) -> list[Word]:
+    """The words of an open segment so far, the last one perhaps unfinished."""
+    words: list[Word] = []
+    held: list[Character] = []
+    for character in [*characters, None]:
+        if character is not None and character.text != " ":
+            held.append(character)
+        elif held:
+            start = held[0].time - info.latency_samples / info.sample_rate
+            end = held[-1].time - info.latency_samples / info.sample_rate + info.frame_s
+            p = sum(c.p for c in held) / len(held)
+            text = "".join(c.text for c in held)
+            words.append(Word(word=text, start=round(start, 3), end=round(end, 3), confidence=round(p, 4)))
+            held = []
+    return words
+
+
+@router.websocket("/v1/listen")
+async def listen(socket: WebSocket) -> None:
+    """One live connection; bad options and a full server are refused in the handshake."""
+    engine: Engine = socket.app.state.engine
+    request_id, live = str(uuid.uuid4()), Live(engine)
+    try:
+        options = live_options(socket.query_params)
+        live.open()
+    except OptionError as error:
+        await socket.send_denial_response(refusal(400, "INVALID_QUERY_PARAMETER", str(error), request_id))
+        return
+    except EngineError as error:
+        await socket.send_denial_response(refusal(503, error.code.value, str(error), request_id))
+        return
+    offered = socket.scope.get("subprotocols") or []
+    try:
+        accepted = next((p for p in offered if p in ("token", "bearer")), None)
+        await socket.accept(accepted, headers=[(b"dg-request-id", request_id.encode())])
+        translator = DeepgramTranslator(options, engine.info, live, request_id)
+        await converse(WebSocketTransport(socket), translator, live, socket.app.state.settings.idle_s)
+    finally:
+        live.close()
+
+
+def _json(body: dict[str, Any]) -> str:
+    return orjson.dumps(body).decode()

@@ -1,0 +1,93 @@
+"""Query parameters of Deepgram's `/v1/listen`, and its error body. What only changes formatting is accepted."""
+
+from typing import Any, TypeVar
+
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from starlette.datastructures import QueryParams
+
+from mocha_server.messages import Encoding, Start
+from mocha_server.session import explain
+
+ENCODINGS = {
+    "linear16": Encoding.PCM_S16LE,
+    "linear32": Encoding.PCM_F32LE,
+    "mulaw": Encoding.MULAW,
+    "alaw": Encoding.ALAW,
+}
+T = TypeVar("T", bound="RawOptions")
+UNSUPPORTED = ("multichannel", "diarize", "callback", "redact", "search")  # answers would be missing what was asked
+
+
+class OptionError(ValueError):
+    """A query parameter that cannot be used."""
+
+
+class RawOptions(BaseModel):
+    """How raw audio is written."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    encoding: Encoding
+    sample_rate: int = Field(ge=8_000, le=48_000)
+    channels: int = Field(1, ge=1, le=8)
+
+    @field_validator("encoding", mode="before")
+    @classmethod
+    def _known(cls, value: object) -> object:
+        if value not in ENCODINGS:
+            raise ValueError(f"one of {', '.join(ENCODINGS)}")
+        return ENCODINGS[str(value)]
+
+    def start(self) -> Start:
+        """In words of the native protocol."""
+        return Start(encoding=self.encoding, sample_rate=self.sample_rate, channels=self.channels)
+
+
+class LiveOptions(RawOptions):
+    """What a live connection may ask for."""
+
+    interim_results: bool = False
+    vad_events: bool = False
+    utterance_end_ms: int | None = Field(None, ge=0)
+    endpointing: bool = True
+
+    @field_validator("endpointing", mode="before")
+    @classmethod
+    def _duration(cls, value: object) -> object:
+        """`false`, or milliseconds: the recogniser ends segments, whatever the number."""
+        return True if str(value).isdecimal() else value
+
+
+def live_options(query: QueryParams) -> LiveOptions:
+    """The options of a live connection; raises OptionError."""
+    if "encoding" not in query:
+        raise OptionError("`encoding` and `sample_rate` are needed: audio in containers goes to POST /v1/listen")
+    return _parsed(LiveOptions, query)
+
+
+def raw_options(query: QueryParams) -> RawOptions | None:
+    """How the raw audio of an upload is written, None for a file that says so itself; raises OptionError."""
+    check_supported(query)
+    return _parsed(RawOptions, query) if "encoding" in query else None
+
+
+def check_supported(query: QueryParams) -> None:
+    """Raise OptionError where an answer would lack what was asked for."""
+    for name in UNSUPPORTED:
+        if query.get(name, "false").lower() != "false":
+            raise OptionError(f"`{name}` is not supported by this server")
+
+
+def _parsed(kind: type[T], query: QueryParams) -> T:
+    check_supported(query)
+    try:
+        return kind.model_validate(dict(query))
+    except ValidationError as error:
+        raise OptionError(explain(error)) from None
+
+
+def refusal(status: int, code: str, message: str, request_id: str) -> JSONResponse:
+    """Deepgram's error body."""
+    body: dict[str, Any] = {"err_code": code, "err_msg": message, "request_id": request_id}
+    return JSONResponse(body, status_code=status, headers={"dg-request-id": request_id, "dg-error": message})
