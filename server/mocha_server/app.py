@@ -12,7 +12,7 @@ from fastapi.staticfiles import StaticFiles
 from mocha_model.recognizer import Recognizer
 from mocha_server.engine import Engine
 from mocha_server.metrics import Metrics
-from mocha_server.protocols import deepgram, deepgram_file, native, openai_realtime, openai_transcriptions
+from mocha_server.protocols import deepgram, deepgram_file, native, openai_realtime, openai_transcriptions, vosk
 from mocha_server.settings import Settings
 
 WEB = Path(__file__).parent / "web"
@@ -41,7 +41,7 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
         engine.stop()
 
     app = FastAPI(title="mocha-asr", version=version("mocha-asr"), lifespan=lifespan)
-    for adapter in (native, openai_transcriptions, openai_realtime, deepgram, deepgram_file):
+    for adapter in (native, openai_transcriptions, openai_realtime, deepgram, deepgram_file, vosk):
         app.include_router(adapter.router)
 
     @app.get("/health")
