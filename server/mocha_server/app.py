@@ -12,7 +12,15 @@ from fastapi.staticfiles import StaticFiles
 from mocha_model.recognizer import Recognizer
 from mocha_server.engine import Engine
 from mocha_server.metrics import Metrics
-from mocha_server.protocols import deepgram, deepgram_file, native, openai_realtime, openai_transcriptions, vosk
+from mocha_server.protocols import (
+    deepgram,
+    deepgram_file,
+    native,
+    openai_realtime,
+    openai_transcriptions,
+    vosk,
+    wyoming,
+)
 from mocha_server.settings import Settings
 
 WEB = Path(__file__).parent / "web"
@@ -37,7 +45,8 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
         engine = Engine(recognizer, settings.max_streams, settings.block_ms, settings.max_buffer_s, metrics)
         app.state.engine, app.state.settings = engine, settings
         engine.start()
-        yield
+        async with wyoming.listening(engine, settings) as app.state.wyoming_port:
+            yield
         engine.stop()
 
     app = FastAPI(title="mocha-asr", version=version("mocha-asr"), lifespan=lifespan)

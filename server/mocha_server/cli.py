@@ -38,11 +38,14 @@ class Format(StrEnum):
 def serve(
     host: Annotated[str | None, typer.Option(help="address to listen at [127.0.0.1, or MOCHA_HOST]")] = None,
     port: Annotated[int | None, typer.Option(help="port [8000, or MOCHA_PORT]")] = None,
+    wyoming_port: Annotated[
+        int | None, typer.Option(help="TCP port for Wyoming clients, usually 10300 [off, or MOCHA_WYOMING_PORT]")
+    ] = None,
     model: Annotated[Path | None, typer.Option(help="checkpoint; the bundled one if not given")] = None,
     max_streams: Annotated[int | None, typer.Option(help="streams at once; more are refused [512]")] = None,
 ) -> None:
     """Serve WebSocket streams, file uploads and the microphone page."""
-    given = {"host": host, "port": port, "model": model, "max_streams": max_streams}
+    given = {"host": host, "port": port, "wyoming_port": wyoming_port, "model": model, "max_streams": max_streams}
     settings = Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     try:
         app = create_app(settings)

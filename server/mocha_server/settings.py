@@ -13,6 +13,7 @@ class Settings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
+    wyoming_port: int | None = Field(None, ge=0, le=65535, description="TCP port for Wyoming clients; off if not given")
     model: Path | None = Field(None, description="checkpoint; the bundled one if not given")
     max_streams: int = Field(512, ge=1, description="streams at once, uploads counted; more are refused")
     block_ms: int = Field(80, ge=20, le=1000, description="audio that a live stream gathers before a step")

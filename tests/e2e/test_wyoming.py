@@ -1,0 +1,167 @@
+"""Wyoming with its own client library, as Home Assistant uses it, and raw sockets for what the library cannot send."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from wyoming.asr import Transcribe, Transcript, TranscriptChunk, TranscriptStart, TranscriptStop
+from wyoming.audio import AudioChunk, AudioStart, AudioStop
+from wyoming.client import AsyncTcpClient
+from wyoming.error import Error
+from wyoming.event import Event
+from wyoming.info import Describe, Info
+
+from mocha_model.recognizer import Recognizer
+
+
+@pytest.fixture(params=["bundled", "lively"])
+def wyoming_server(request: pytest.FixtureRequest, make_server: Any) -> Any:
+    return make_server(request.getfixturevalue(request.param), wyoming_port=0)
+
+
+@pytest.fixture
+def small(make_server: Any, lively: Recognizer) -> Any:
+    return make_server(lively, wyoming_port=0, idle_s=2, max_streams=1)
+
+
+def client(server: Any) -> AsyncTcpClient:
+    return AsyncTcpClient("127.0.0.1", server.app.state.wyoming_port, read_timeout=30)
+
+
+async def until_stop(connected: AsyncTcpClient) -> list[Event]:
+    events = []
+    while (event := await connected.read_event()) is not None:
+        events.append(event)
+        if TranscriptStop.is_type(event.type) or Error.is_type(event.type):
+            break
+    return events
+
+
+async def transcribe(connected: AsyncTcpClient, pieces: list[bytes], rate: int = 16_000) -> list[Event]:
+    await connected.write_event(Transcribe(language="en").event())
+    await connected.write_event(AudioStart(rate=rate, width=2, channels=1).event())
+    for piece in pieces:
+        await connected.write_event(AudioChunk(rate=rate, width=2, channels=1, audio=piece).event())
+    await connected.write_event(AudioStop().event())
+    return await until_stop(connected)
+
+
+async def streams(server: Any, number: int) -> None:
+    for _ in range(500):
+        if server.num_streams == number:
+            break
+        await asyncio.sleep(0.01)
+    assert server.num_streams == number
+
+
+async def test_describe(small: Any):
+    async with client(small) as connected:
+        await connected.write_event(Describe().event())
+        event = await connected.read_event()
+    assert event is not None and Info.is_type(event.type)
+    (program,) = Info.from_event(event).asr
+    assert program.supports_transcript_streaming and program.installed
+    assert program.models[0].name == "lively" and program.models[0].languages == ["en"]
+    assert small.num_streams == 0
+
+
+async def test_a_file_gives_the_native_text_again_and_again(
+    wyoming_server: Any, speech: Any, heard: Callable[..., Any]
+):
+    expected = heard(wyoming_server, speech.pcm).text
+    async with client(wyoming_server) as connected:
+        for _ in range(2):
+            events = await transcribe(connected, speech.pieces(2048))
+            assert TranscriptStart.is_type(events[0].type)
+            assert [e.type for e in events[-2:]] == ["transcript", "transcript-stop"]
+            assert Transcript.from_event(events[-2]).text == expected
+            chunks = [TranscriptChunk.from_event(e).text for e in events if TranscriptChunk.is_type(e.type)]
+            assert "".join(chunks).split() == expected.split() and len(chunks) > 1
+
+
+async def test_other_rates(wyoming_server: Any, speech: Any, heard: Callable[..., Any]):
+    async with client(wyoming_server) as connected:
+        events = await transcribe(connected, speech.pieces(), rate=22_050)
+    assert Transcript.from_event(events[-2]).text == heard(wyoming_server, speech.pcm, sample_rate=22_050).text
+
+
+async def test_no_audio(make_server: Any, bundled: Recognizer):
+    async with client(make_server(bundled, wyoming_port=0)) as connected:
+        events = await transcribe(connected, [])
+    assert [e.type for e in events] == ["transcript-start", "transcript", "transcript-stop"]
+    assert Transcript.from_event(events[1]).text == ""
+
+
+async def test_unknown_events_are_dropped(small: Any, speech: Any):
+    async with client(small) as connected:
+        await connected.write_event(Event("select-program", {"name": "x"}))
+        await connected.write_event(Event("something-new", {"a": 1}, b"payload"))
+        assert (await transcribe(connected, speech.pieces()))[-1].type == "transcript-stop"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        AudioStart(rate=1, width=2, channels=1).event(),
+        AudioStart(rate=16_000, width=4, channels=1).event(),
+        AudioStart(rate=16_000, width=2, channels=0).event(),
+        Event("audio-chunk", {}, b"\0\0"),
+    ],
+)
+async def test_audio_that_cannot_be_used(small: Any, event: Event):
+    async with client(small) as connected:
+        await connected.write_event(event)
+        (error,) = await until_stop(connected)
+        assert Error.from_event(error).code == "invalid_message"
+        assert await connected.read_event() is None
+    assert small.num_streams == 0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"hello\n",
+        b"[]\n",
+        b'{"type":"audio-chunk","payload_length":-1}\n',
+        b'{"type":"audio-chunk","payload_length":99999999999}\n',
+        b'{"type":"x","data_length":2}\n[]',
+        b'{"type":"x","data_length":2}\n{{',
+        b"x" * 200_000,
+    ],
+)
+async def test_bytes_that_are_no_events(small: Any, data: bytes):
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.app.state.wyoming_port)
+    writer.write(data)
+    header = json.loads(await reader.readline())
+    body = json.loads(await reader.readexactly(header["data_length"]))
+    assert header["type"] == "error" and body["code"] == "invalid_message"
+    writer.close()
+
+
+async def test_a_format_that_changes_and_an_idle_client(small: Any):
+    async with client(small) as connected:
+        await connected.write_event(AudioStart(rate=16_000, width=2, channels=1).event())
+        await connected.write_event(AudioStart(rate=8_000, width=2, channels=1).event())
+        assert Error.from_event((await until_stop(connected))[0]).code == "invalid_audio"
+    async with client(small) as connected:
+        assert Error.from_event((await until_stop(connected))[0]).code == "idle"
+
+
+async def test_a_full_server_and_a_client_that_vanishes(small: Any, speech: Any):
+    first = client(small)
+    await first.connect()
+    await first.write_event(AudioChunk(rate=16_000, width=2, channels=1, audio=bytes(3200)).event())
+    await streams(small, 1)
+    async with client(small) as second:
+        error = (await transcribe(second, [bytes(3200)]))[-1]
+        assert Error.from_event(error).code == "server_full"
+    await first.disconnect()
+    await streams(small, 0)
+    async with client(small) as third:
+        assert (await transcribe(third, speech.pieces()))[-1].type == "transcript-stop"
+
+
+def test_off_by_default(lively_server: Any):
+    assert lively_server.app.state.wyoming_port is None
