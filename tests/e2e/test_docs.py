@@ -1,0 +1,47 @@
+"""The programs of docs/clients run as printed: only the address is that of the test's server."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mocha_model.recognizer import Recognizer
+
+CLIENTS = Path(__file__).parents[2] / "docs" / "clients"
+PAGES = sorted(page.name for page in CLIENTS.glob("*.md") if "```python" in page.read_text())
+
+
+def test_every_page_is_in_the_overview_and_the_other_way_round():
+    overview = (CLIENTS / "README.md").read_text()
+    pages = {page.name for page in CLIENTS.glob("*.md")} - {"README.md"}
+    assert set(re.findall(r"\]\(([\w-]+\.md)\)", overview)) == pages
+    assert set(PAGES) == pages
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_program(
+    make_server: Any, bundled: Recognizer, speech: Any, heard: Callable[..., Any], tmp_path: Path, page: str
+):
+    server = make_server(bundled, wyoming_port=0)
+    (program,) = re.findall(r"```python\n(.*?)```", (CLIENTS / page).read_text(), re.DOTALL)
+    program = program.replace("localhost:8000", f"127.0.0.1:{server.port}")
+    program = program.replace('"localhost", 10300', f'"127.0.0.1", {server.app.state.wyoming_port}')
+    (tmp_path / "program.py").write_text(program)
+    (tmp_path / "speech.wav").write_bytes(speech.wav)
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = heard(server, speech.pcm)
+    assert all(segment["text"] in done.stdout for segment in expected.segments)
