@@ -1,5 +1,6 @@
 """The commands `serve` and `transcribe`. Reads options and prints; the work is elsewhere."""
 
+import socket
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
@@ -47,6 +48,8 @@ def serve(
     """Serve WebSocket streams, file uploads and the microphone page."""
     given = {"host": host, "port": port, "wyoming_port": wyoming_port, "model": model, "max_streams": max_streams}
     settings = Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    if settings.wyoming_port:
+        _check_free(settings.host, settings.wyoming_port)
     try:
         app = create_app(settings)
     except CheckpointError as error:
@@ -55,6 +58,15 @@ def serve(
     shown = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0") else settings.host
     console.print(f"open http://{shown}:{settings.port}/ and speak; API documentation at /docs")
     uvicorn.run(app, host=settings.host, port=settings.port, log_level="warning", ws="websockets-sansio")
+
+
+def _check_free(host: str, port: int) -> None:
+    """A port in use is one line here; found out later it would be a traceback."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        console.print(f"[red]error:[/red] cannot listen for Wyoming at {host}:{port}: {error.strerror}")
+        raise typer.Exit(1) from error
 
 
 def _segments(recognizer: Recognizer, path: Path, bar: Progress) -> Iterator[Segment]:

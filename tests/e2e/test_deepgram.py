@@ -1,6 +1,7 @@
 """Deepgram's protocol with its own SDK, unmodified: live and pre-recorded, sync and async."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,19 @@ def test_a_full_server_and_an_idle_client(make_server: Any, lively: Recognizer):
         assert refused_status(server) == 503
         error = first.recv()
         assert isinstance(error, ListenV1Error) and error.variant == "NET-0001"
+
+
+def test_keep_alive_keeps_a_silent_connection(
+    make_server: Any, lively: Recognizer, speech: Any, heard: Callable[..., Any]
+):
+    server = make_server(lively, idle_s=1)
+    with sdk(server).listen.v1.connect(**RAW) as connection:
+        for _ in range(4):
+            time.sleep(0.5)
+            connection.send_keep_alive()
+        connection.send_media(speech.pcm)
+        connection.send_close_stream()
+        assert text_of(finals(list(connection))) == heard(server, speech.pcm).text
 
 
 async def test_browsers_authenticate_by_subprotocol(lively_server: Any):

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import typer
 from wyoming.asr import Transcribe, Transcript, TranscriptChunk, TranscriptStart, TranscriptStop
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.client import AsyncTcpClient
@@ -14,6 +16,7 @@ from wyoming.event import Event
 from wyoming.info import Describe, Info
 
 from mocha_model.recognizer import Recognizer
+from mocha_server.cli import serve
 
 
 @pytest.fixture(params=["bundled", "lively"])
@@ -165,3 +168,11 @@ async def test_a_full_server_and_a_client_that_vanishes(small: Any, speech: Any)
 
 def test_off_by_default(lively_server: Any):
     assert lively_server.app.state.wyoming_port is None
+
+
+def test_a_port_in_use_is_said_plainly(capsys: pytest.CaptureFixture[str]):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(typer.Exit):
+            serve(wyoming_port=port)
+    assert f"127.0.0.1:{port}" in capsys.readouterr().err.replace("\n", "")
