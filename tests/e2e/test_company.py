@@ -5,9 +5,12 @@ import base64
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
@@ -16,6 +19,7 @@ from wyoming.audio import AudioChunk, AudioStop
 from wyoming.client import AsyncTcpClient
 
 from mocha_model.recognizer import Recognizer
+from mocha_training.data import load_corpus
 
 
 async def vosk(server: Any, speech: Any) -> str:
@@ -112,3 +116,22 @@ async def test_all_protocols_at_once_between_bad_clients(
     assert server.num_streams == 0
     assert await vosk(server, speech) == expected
     assert not [r.message for r in caplog.records if r.levelname in ("ERROR", "CRITICAL")]
+
+
+async def test_real_recordings_through_every_protocol(
+    make_server: Any,
+    bundled: Recognizer,
+    speech: Any,
+    heard: Callable[..., Any],
+    speech_directory: Path,
+    tmp_path: Path,
+):
+    server = make_server(bundled, wyoming_port=0)
+    corpus, texts = load_corpus(speech_directory / "dev.jsonl", tmp_path), []
+    for utterance in corpus.utterances[:5]:
+        samples = np.asarray(corpus.samples[utterance.offset : utterance.offset + utterance.num_samples])
+        recording = replace(speech, samples=samples)
+        texts.append(await asyncio.to_thread(lambda clip=recording: heard(server, clip.pcm).text))
+        for client in (vosk, deepgram, realtime, wyoming, upload):
+            assert await client(server, recording) == texts[-1], (utterance.key, client.__name__)
+    assert any(texts)

@@ -19,6 +19,7 @@ from mocha_server.protocols.upload import Upload, decode_raw
 
 router = APIRouter()
 IN_MEMORY_BYTES = 1 << 20
+JSON = {"content-type": "application/json"}
 
 
 @router.post("/v1/listen")
@@ -46,9 +47,6 @@ async def listen_file(request: Request) -> Response:
     utterances = request.query_params.get("utterances", "false").lower() == "true"
     metadata = _metadata(request_id, sha256, upload.seconds, engine.info.name)
     return Response(orjson.dumps({"metadata": metadata, "results": _results(segments, utterances)}), 200, JSON)
-
-
-JSON = {"content-type": "application/json"}
 
 
 async def _spool(request: Request, file: IO[bytes]) -> str:

@@ -20,6 +20,7 @@ from mocha_server.session import Session
 
 log = logging.getLogger(__name__)
 PIECE_BYTES = 1 << 15  # of a message at a time, so that a large one holds up nobody else
+CLOSE_CODES = {ErrorCode.SERVER_FULL: 1013, ErrorCode.INTERNAL: 1011, ErrorCode.TOO_SLOW: 1011}  # others 1008
 Said = Text | Segment | End | Error  # errors that are not fatal
 
 In = TypeVar("In")
@@ -106,13 +107,12 @@ class Live:
     def __init__(self, engine: Engine, lazy: bool = False) -> None:
         """`lazy` conversations take a row of the engine with the first audio, others when they begin."""
         self.info, self.lazy = engine.info, lazy
-        self._engine, self._stream = engine, None
+        self._engine = engine
+        self._stream: Stream | None = None
         self._opened, self._flushed = asyncio.Event(), asyncio.Event()
         self._session: Session | None = None
         self._offset_samples = 0
         self._warnings: list[Error] = []
-
-    _stream: Stream | None
 
     def open(self) -> Stream:
         """Take a row if there is none yet; raises EngineError when the server is full."""
@@ -283,12 +283,6 @@ async def _write(transport: Transport[In, Out], translator: Translator[In, Out],
 class WebSocketTransport:
     """Text and binary messages of an accepted WebSocket; text only to the client."""
 
-    CLOSE_CODES = {  # noqa: RUF012 - never written to
-        ErrorCode.SERVER_FULL: 1013,
-        ErrorCode.INTERNAL: 1011,
-        ErrorCode.TOO_SLOW: 1011,
-    }
-
     def __init__(self, socket: WebSocket) -> None:
         self._socket = socket
 
@@ -313,7 +307,7 @@ class WebSocketTransport:
 
     async def close(self, error: Error | None) -> None:
         """See `Transport`."""
-        code = self.CLOSE_CODES.get(error.code, 1008) if error else 1000
+        code = CLOSE_CODES.get(error.code, 1008) if error else 1000
         reason = error.message.encode()[:120].decode(errors="ignore") if error else ""
         try:
             await self._socket.close(code, reason)

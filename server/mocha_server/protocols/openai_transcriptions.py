@@ -22,6 +22,7 @@ from mocha_server.subtitles import srt, vtt
 router = APIRouter()
 FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
 STREAMED_FORMATS = ("json", "text")
+TIMESTAMPS = "timestamp_granularities"
 GRANULARITIES = ("word", "segment")
 
 
@@ -69,9 +70,6 @@ def wanted_by(form: FormData) -> Wanted:
         message = f"`{TIMESTAMPS}` need `response_format` verbose_json"
         raise RequestError(400, "invalid_granularity", message, TIMESTAMPS)
     return Wanted(file, name, frozenset(given or GRANULARITIES), stream)
-
-
-TIMESTAMPS = "timestamp_granularities"
 
 
 @router.get("/v1/models")
