@@ -1,5 +1,6 @@
 """Fixtures for all tests: synthesized clips, a recogniser that emits plenty, and a real server on a free port."""
 
+import asyncio
 import os
 import socket
 import threading
@@ -100,6 +101,14 @@ class Server:
     @property
     def num_streams(self) -> int:
         return int(self.app.state.engine.num_streams)
+
+    async def streams_left(self, expected: int = 0) -> int:
+        """Streams once there are `expected`, or after 10 seconds: a client sees its end before the server does."""
+        for _ in range(1000):
+            if self.num_streams == expected:
+                break
+            await asyncio.sleep(0.01)
+        return self.num_streams
 
     def stop(self) -> None:
         self._server.should_exit = True

@@ -69,7 +69,7 @@ def refused_status(server: Any, **options: Any) -> int:
     return int(error.response.status_code if isinstance(error, InvalidStatus) else error.status_code or 0)
 
 
-def test_a_stream_gives_the_native_text_and_words(any_server: Any, speech: Any, heard: Callable[..., Any]):
+async def test_a_stream_gives_the_native_text_and_words(any_server: Any, speech: Any, heard: Callable[..., Any]):
     expected = heard(any_server, speech.pcm)
     messages = listen(any_server, speech.pieces())
     results = finals(messages)
@@ -80,7 +80,7 @@ def test_a_stream_gives_the_native_text_and_words(any_server: Any, speech: Any, 
     assert [r for r in messages if isinstance(r, ListenV1Results)] == results  # no interim ones unless asked for
     metadata = messages[-1]
     assert isinstance(metadata, ListenV1Metadata) and metadata.duration == pytest.approx(speech.seconds, abs=1e-3)
-    assert any_server.num_streams == 0
+    assert await any_server.streams_left() == 0
 
 
 def test_interim_results_only_grow(any_server: Any, speech: Any, heard: Callable[..., Any]):
@@ -165,9 +165,9 @@ def test_encodings_and_channels(lively_server: Any, speech: Any, heard: Callable
         {"encoding": None},
     ],
 )
-def test_options_that_cannot_be_served_are_refused_in_the_handshake(lively_server: Any, options: dict[str, Any]):
+async def test_options_that_cannot_be_served_are_refused_in_the_handshake(lively_server: Any, options: dict[str, Any]):
     assert refused_status(lively_server, **options) == 400
-    assert lively_server.num_streams == 0
+    assert await lively_server.streams_left() == 0
 
 
 async def test_the_refusal_says_why(lively_server: Any):
@@ -179,7 +179,7 @@ async def test_the_refusal_says_why(lively_server: Any):
     assert response.headers["dg-error"] == body["err_msg"]
 
 
-def test_bad_input_is_a_typed_error(lively_server: Any):
+async def test_bad_input_is_a_typed_error(lively_server: Any):
     nan = np.array([0.5, np.nan], "<f4").tobytes()
     with sdk(lively_server).listen.v1.connect(**(RAW | {"encoding": "linear32"})) as connection:
         connection.send_media(nan)
@@ -192,7 +192,7 @@ def test_bad_input_is_a_typed_error(lively_server: Any):
             assert isinstance(error, ListenV1Error) and error.variant == "SchemaError"
             with pytest.raises(ConnectionClosed):
                 connection.recv()
-    assert lively_server.num_streams == 0
+    assert await lively_server.streams_left() == 0
 
 
 def test_a_full_server_and_an_idle_client(make_server: Any, lively: Recognizer):
@@ -245,7 +245,7 @@ def test_files_of_other_formats(lively_server: Any):
         assert response.results.channels[0].alternatives[0].transcript
 
 
-def test_bad_files(lively_server: Any):
+async def test_bad_files(lively_server: Any):
     media = sdk(lively_server).listen.v1.media
     for body in (b"", (FIXTURES / "document.wav").read_bytes()):
         with pytest.raises(ApiError) as refused:
@@ -260,4 +260,4 @@ def test_bad_files(lively_server: Any):
     nan = np.array([0.5, np.nan], "<f4").tobytes()
     response = httpx.post(f"{lively_server.http}/v1/listen?encoding=linear32&sample_rate=16000", content=nan)
     assert response.status_code == 400 and "invalid_audio" in response.json()["err_msg"]
-    assert lively_server.num_streams == 0
+    assert await lively_server.streams_left() == 0

@@ -71,7 +71,7 @@ async def test_manual_commits_give_the_native_text(any_server: Any, speech: Any,
             assert kinds.index(f"{INPUT}.delta") < committed  # as emitted, before the turn is over
             assert len({e.event_id for e in events}) == len(events)
             previous = done.item_id
-    assert any_server.num_streams == 0
+    assert await any_server.streams_left() == 0
 
 
 async def test_server_vad_ends_turns_where_segments_end(server: Any, speech: Any, heard: Callable[..., Any]):
@@ -194,4 +194,4 @@ async def test_a_full_server_and_an_idle_client(make_server: Any, lively: Recogn
         assert (await first.recv()).error.code == "idle"
         with pytest.raises(ConnectionClosed):
             await first.recv()
-    assert server.num_streams == 0
+    assert await server.streams_left() == 0

@@ -47,7 +47,7 @@ async def test_a_file_in_lockstep_gives_the_native_text(any_server: Any, speech:
     assert [(w["word"], w["start"], w["end"]) for w in found] == [
         (w["word"], w["start"], w["end"]) for w in expected.words
     ]
-    assert any_server.num_streams == 0
+    assert await any_server.streams_left() == 0
 
 
 async def test_partials_only_grow_and_come_with_their_audio(lively_server: Any, speech: Any):
@@ -113,7 +113,7 @@ async def test_bad_text_is_an_error_and_closes(lively_server: Any, bad: str):
         with pytest.raises(ConnectionClosed) as closed:
             await socket.recv()
     assert closed.value.rcvd is not None and closed.value.rcvd.code == 1008
-    assert lively_server.num_streams == 0
+    assert await lively_server.streams_left() == 0
 
 
 async def test_the_rate_cannot_change_under_way(lively_server: Any):

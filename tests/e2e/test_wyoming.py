@@ -51,14 +51,6 @@ async def transcribe(connected: AsyncTcpClient, pieces: list[bytes], rate: int =
     return await until_stop(connected)
 
 
-async def streams(server: Any, number: int) -> None:
-    for _ in range(500):
-        if server.num_streams == number:
-            break
-        await asyncio.sleep(0.01)
-    assert server.num_streams == number
-
-
 async def test_describe(small: Any):
     async with client(small) as connected:
         await connected.write_event(Describe().event())
@@ -67,7 +59,7 @@ async def test_describe(small: Any):
     (program,) = Info.from_event(event).asr
     assert program.supports_transcript_streaming and program.installed
     assert program.models[0].name == "lively" and program.models[0].languages == ["en"]
-    assert small.num_streams == 0
+    assert await small.streams_left() == 0
 
 
 async def test_a_file_gives_the_native_text_again_and_again(
@@ -119,7 +111,7 @@ async def test_audio_that_cannot_be_used(small: Any, event: Event):
         (error,) = await until_stop(connected)
         assert Error.from_event(error).code == "invalid_message"
         assert await connected.read_event() is None
-    assert small.num_streams == 0
+    assert await small.streams_left() == 0
 
 
 @pytest.mark.parametrize(
@@ -156,12 +148,12 @@ async def test_a_full_server_and_a_client_that_vanishes(small: Any, speech: Any)
     first = client(small)
     await first.connect()
     await first.write_event(AudioChunk(rate=16_000, width=2, channels=1, audio=bytes(3200)).event())
-    await streams(small, 1)
+    assert await small.streams_left(1) == 1
     async with client(small) as second:
         error = (await transcribe(second, [bytes(3200)]))[-1]
         assert Error.from_event(error).code == "server_full"
     await first.disconnect()
-    await streams(small, 0)
+    assert await small.streams_left(0) == 0
     async with client(small) as third:
         assert (await transcribe(third, speech.pieces()))[-1].type == "transcript-stop"
 

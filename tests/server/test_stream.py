@@ -83,7 +83,7 @@ async def test_any_pieces_alone_and_in_company_give_the_offline_frames(
     company = [exchange(lively_server.url, [*cut(data, irregular(k)), FINISH]) for k in range(17)]
     for said in await asyncio.gather(*company):
         assert frames(said) == expected
-    assert lively_server.num_streams == 0
+    assert await lively_server.streams_left() == 0
 
 
 async def test_the_shape_of_a_conversation(lively_server: Any, clip: NDArray[np.int16]):
@@ -120,7 +120,7 @@ async def test_bad_input_gets_its_typed_error(lively_server: Any, pieces: list[b
     errors = [m for m in said if m["type"] == "error"]
     # After finish the stream may already have ended when the stray audio arrives.
     assert (errors and errors[0]["code"] == code) or (FINISH in pieces and said[-1]["type"] == "end")
-    assert lively_server.num_streams == 0
+    assert await lively_server.streams_left() == 0
 
 
 async def test_no_start_message(lively_server: Any):
@@ -148,11 +148,7 @@ async def test_a_vanished_client_frees_its_row(lively_server: Any, clip: NDArray
         await socket.send('{"type":"start"}')
         await socket.send(clip.tobytes())
         socket.transport.abort()  # no close frame: the machine went away
-    for _ in range(200):
-        if lively_server.num_streams == 0:
-            break
-        await asyncio.sleep(0.02)
-    assert lively_server.num_streams == 0
+    assert await lively_server.streams_left() == 0
 
 
 async def test_an_idle_stream_is_closed_and_a_full_server_refuses(make_server: Any, lively: Recognizer):
