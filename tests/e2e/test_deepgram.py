@@ -1,5 +1,6 @@
 """Deepgram's protocol with its own SDK, unmodified: live and pre-recorded, sync and async."""
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -258,6 +259,8 @@ async def test_bad_files(lively_server: Any):
         media.transcribe_file(request=b"", encoding="speex")
     assert refused.value.body["err_code"] == "INVALID_QUERY_PARAMETER"
     nan = np.array([0.5, np.nan], "<f4").tobytes()
-    response = httpx.post(f"{lively_server.http}/v1/listen?encoding=linear32&sample_rate=16000", content=nan)
+    response = await asyncio.to_thread(
+        httpx.post, f"{lively_server.http}/v1/listen?encoding=linear32&sample_rate=16000", content=nan
+    )
     assert response.status_code == 400 and "invalid_audio" in response.json()["err_msg"]
     assert await lively_server.streams_left() == 0

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 VERSION = "1.5.2"  # of the protocol these messages are written for
 MAX_LINE_BYTES, MAX_DATA_BYTES, MAX_PAYLOAD_BYTES = 1 << 16, 1 << 20, 1 << 24
 SLOW_S = 20.0  # a client that does not read for so long is given up
+LINGER_S = 2.0  # how long a refused client may go on sending
 NATIVE_WIDTH = 2  # bytes of a sample
 HOME = "https://github.com/rhasspy/wyoming"
 
@@ -148,7 +149,16 @@ class TcpTransport:
             raise Gone from None
 
     async def close(self, error: Error | None) -> None:
-        """See `Transport`."""
+        """See `Transport`. What the client is still sending is read for a while: bytes left unread would reset the
+        connection, and the last message could be lost with it.
+        """
+        try:
+            async with asyncio.timeout(LINGER_S):
+                self._writer.write_eof()
+                while await self._reader.read(MAX_LINE_BYTES):
+                    pass
+        except (OSError, TimeoutError):
+            pass
         self._writer.close()
 
 
