@@ -23,6 +23,9 @@ SUMMARIES = {
     "train": "Train a recogniser.",
     "evaluate": "Measure a recogniser on a corpus.",
     "report": "Draw the loss curves and alignments of a training run.",
+    "align": "Draw where in a recording the model listens for each character.",
+    "synthesize": "Read text aloud with every free voice here, as training data.",
+    "train-lm": "Train a character language model for beam search.",
 }
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,7 @@ from mocha_model.checkpoint import CheckpointError, load_checkpoint
 from mocha_model.model import SpeechModel
 from mocha_model.scorers import CharacterLanguageModel, Fusion, LanguageModelError
 from mocha_model.tokenizer import Tokenizer, normalize_text
-from mocha_training import language, pictures, recipes
+from mocha_training import language, pictures, recipes, synthesis
 from mocha_training.augment import Augmenter
 from mocha_training.data import Corpus, CorpusError, decode_audio, load_corpus, trainable
 from mocha_training.evaluate import Beam, Decoding, evaluate_corpus
@@ -45,7 +46,9 @@ def feature_statistics(model: SpeechModel, corpus: Corpus, count: int, seed: int
 
 def train(
     out: Annotated[Path, typer.Option(help="directory of the run; resumed if it has one")],
-    data: Annotated[Path, typer.Option(envvar="MOCHA_SPEECH", help="corpus directory with train.jsonl and dev.jsonl")],
+    data: Annotated[
+        list[Path], typer.Option(envvar="MOCHA_SPEECH", help="corpus directory with train.jsonl; may be given again")
+    ],
     recipe: Annotated[str, typer.Option(help="one of: " + ", ".join(recipes.RECIPES))] = "bundled",
     preset: Annotated[str, typer.Option(help="model sizes: small, wsj_mocha, tiny")] = "small",
     mechanism: Annotated[str, typer.Option(help="attention: softmax, monotonic, mocha, matcha")] = "mocha",
@@ -67,9 +70,9 @@ def train(
         config = recipes.RECIPES[recipe]()
         changes = {"max_minutes": max_minutes, "steps": steps}
         config = config.model_copy(update={k: v for k, v in changes.items() if v is not None})
-        corpus = trainable(load_corpus(data / "train.jsonl"), config.min_seconds, config.max_seconds)
-        noises = load_corpus(data / "noise.jsonl") if (data / "noise.jsonl").is_file() else None
-        dev = load_corpus(data / "dev.jsonl") if (data / "dev.jsonl").is_file() else None
+        everything = Corpus.joined([load_corpus(directory / "train.jsonl") for directory in data])
+        corpus = trainable(everything, config.min_seconds, config.max_seconds)
+        noises, dev = _first(data, "noise.jsonl"), _first(data, "dev.jsonl")
         if init is None:
             tokenizer = Tokenizer.from_texts(u.text for u in corpus.utterances)
             torch.manual_seed(config.seed)
@@ -91,6 +94,11 @@ def train(
     if trainer.resume():
         console.print(f"resumed at step {trainer.step}")
     trainer.run()
+
+
+def _first(directories: list[Path], name: str) -> Corpus | None:
+    """The corpus of that name in the first directory that has one."""
+    return next((load_corpus(d / name) for d in directories if (d / name).is_file()), None)
 
 
 def evaluate(
@@ -146,6 +154,32 @@ def evaluate(
         table.add_row(name, str(row["utterances"]), *rates, late)
     Console().print(table)
     Console().print(f"real-time factor {report['rtf']:.4f}, tokens per reference {report['tokens_per_reference']:.3f}")
+
+
+def synthesize(
+    text: Annotated[list[Path], typer.Option(help="plain or gzipped text, a sentence a line; may be given again")],
+    hours: Annotated[float, typer.Option(help="of speech, at least")],
+    out: Annotated[Path, typer.Option(help="directory for train.jsonl and its shards, which `train --data` takes")],
+    max_characters: Annotated[int, typer.Option(help="longer sentences are left out")] = 140,
+    seed: Annotated[int, typer.Option(help="the same seed and voices give the same speech")] = 0,
+) -> None:
+    """Read text aloud with every free English voice on this machine, to adapt a recogniser from text alone.
+
+    The first sentence with a number or an abbreviation takes a minute: the grammars are compiled, once.
+    """
+    try:
+        voices = synthesis.find_voices()
+        sentences = [line for line in language.read_lines(text) if line and len(line) <= max_characters]
+        if not sentences:
+            raise _fail("no sentence of the text is short enough")
+        counts = ", ".join(f"{n} of {p}" for p, n in Counter(v.program for v in voices).items())
+        console.print(f"{len(sentences)} sentences, {len(voices)} voices: {counts}")
+        with Progress(*Progress.get_default_columns(), console=console, transient=True) as bar:
+            task = bar.add_task("speaking", total=3600 * hours)
+            count = synthesis.synthesize(sentences, voices, hours, out, seed, lambda s: bar.advance(task, s))
+    except (synthesis.SynthesisError, language.TextError, OSError) as error:
+        raise _fail(error) from error
+    console.print(f"wrote {count} utterances to {out}")
 
 
 def train_lm(

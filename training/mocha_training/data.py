@@ -9,8 +9,8 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import av
@@ -32,7 +32,7 @@ class CorpusError(ValueError):
 
 @dataclass(frozen=True)
 class Utterance:
-    """One recording: where it lies in the cache and what was said (normalised text)."""
+    """One recording: where it lies in the cache (which of the corpus's files) and what was said (normalised text)."""
 
     key: str
     text: str
@@ -40,23 +40,34 @@ class Utterance:
     corpus: str
     offset: int
     num_samples: int
+    file: int = 0
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Utterances over one flat array of int16 samples at 16 kHz (memory-mapped)."""
+    """Utterances over flat files of int16 samples at 16 kHz (memory-mapped)."""
 
     utterances: tuple[Utterance, ...]
-    samples: Samples
+    files: tuple[Samples, ...]
 
     def audio(self, index: int) -> NDArray[np.float32]:
         """Samples [N] float32 in [-1, 1] of utterance `index`."""
         u = self.utterances[index]
-        return self.samples[u.offset : u.offset + u.num_samples].astype(np.float32) / 32768.0
+        return self.files[u.file][u.offset : u.offset + u.num_samples].astype(np.float32) / 32768.0
 
     def subset(self, indices: list[int]) -> "Corpus":
         """The same samples with only some of the utterances."""
-        return Corpus(tuple(self.utterances[i] for i in indices), self.samples)
+        return Corpus(tuple(self.utterances[i] for i in indices), self.files)
+
+    @staticmethod
+    def joined(corpora: Sequence["Corpus"]) -> "Corpus":
+        """All utterances of several corpora."""
+        utterances: list[Utterance] = []
+        files: list[Samples] = []
+        for corpus in corpora:
+            utterances += [replace(u, file=u.file + len(files)) for u in corpus.utterances]
+            files += corpus.files
+        return Corpus(tuple(utterances), tuple(files))
 
     @property
     def seconds(self) -> float:
@@ -109,7 +120,7 @@ def load_corpus(manifest: Path, cache: Path | None = None) -> Corpus:
     utterances = tuple(Utterance(**row) for row in json.loads(index.read_text()))
     if not utterances:
         raise CorpusError(f"{manifest}: no utterances")
-    return Corpus(utterances, np.memmap(flat, dtype=np.int16, mode="r"))
+    return Corpus(utterances, (np.memmap(flat, dtype=np.int16, mode="r"),))
 
 
 def _shard_recordings(manifest: Path) -> Iterator[tuple[Utterance, Samples]]:

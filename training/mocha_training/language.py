@@ -19,16 +19,22 @@ class TextError(ValueError):
     """A text that cannot be read or used; the message names it."""
 
 
-def read_sentences(paths: list[Path], tokenizer: Tokenizer) -> list[str]:
-    """Normalised lines of plain or gzipped text files that the vocabulary can write."""
-    known, sentences = set(tokenizer.symbols), []
+def read_lines(paths: list[Path]) -> list[str]:
+    """Lines of plain or gzipped UTF-8 text files; raises TextError."""
+    lines = []
     for path in paths:
         try:
             data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-            lines = data.decode("utf-8").splitlines()
+            lines += data.decode("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise TextError(f"{path}: not a readable text ({error})") from error
-        sentences += [s for s in map(normalize_text, lines) if s and known.issuperset(s)]
+    return lines
+
+
+def read_sentences(paths: list[Path], tokenizer: Tokenizer) -> list[str]:
+    """Normalised lines that the vocabulary can write; raises TextError where there are none."""
+    known = set(tokenizer.symbols)
+    sentences = [s for s in map(normalize_text, read_lines(paths)) if s and known.issuperset(s)]
     if not sentences:
         raise TextError(f"{', '.join(map(str, paths))}: no sentence that the vocabulary can write")
     return sentences

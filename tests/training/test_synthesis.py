@@ -1,0 +1,94 @@
+"""Synthesis: spoken forms, the plan, and real voices reading real text into shards that training takes."""
+
+import itertools
+import json
+import shutil
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mocha_model.tokenizer import normalize_text
+from mocha_training import synthesis
+from mocha_training.data import Corpus, load_corpus
+from mocha_training.synthesis import Speller, SynthesisError, Voice
+
+needs_voices = pytest.mark.skipif(
+    not any(map(shutil.which, ("espeak-ng", "flite", "text2wave"))), reason=f"needs a voice: {synthesis.PACKAGES}"
+)
+SENTENCES = ["The wind turned north.", "She left at dawn, alone.", "Nobody had seen the boat.", "It rained all day."]
+
+
+def test_plain_sentences_are_left_alone():
+    for text in ("Well, well!", "\u201cCome in,\u201d she said.", "It's half-past two; go."):
+        assert Speller()(text) == text
+
+
+def test_what_is_written_is_spelled_out():
+    speller = Speller()
+    spoken = speller("Dr. Smith paid $5.20 on 3/4/2020.")
+    assert spoken == "doctor Smith paid five dollars twenty cents on march fourth twenty twenty."
+    assert speller("He ran in 21'30\u2033.") is None  # not read aloud as it would be said, so not used
+
+
+def test_the_plan_is_repeatable_and_goes_round():
+    voices = [Voice("espeak-ng", f"v{i}") for i in range(50)] + [Voice("flite", "slt")]
+    first, again = (list(itertools.islice(synthesis.plan(SENTENCES, voices, 7), 400)) for _ in range(2))
+    assert first == again and first != list(itertools.islice(synthesis.plan(SENTENCES, voices, 8), 400))
+    for start in range(0, 400, len(SENTENCES)):
+        assert {r.written for r in first[start : start + len(SENTENCES)]} == set(SENTENCES)
+    assert 150 < sum(r.voice.program == "flite" for r in first) < 250  # programs are drawn evenly, not voices
+    with pytest.raises(SynthesisError, match="no sentence"):
+        next(synthesis.plan(["...", ""], voices, 0))
+
+
+def test_without_voices_the_packages_are_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(SynthesisError, match="espeak-ng, flite, festival"):
+        synthesis.find_voices()
+
+
+def test_a_voice_that_never_speaks_is_an_error(tmp_path: Path):
+    with pytest.raises(SynthesisError, match="festival nobody"):
+        synthesis.synthesize(SENTENCES, [Voice("festival", "nobody")], 0.01, tmp_path)
+
+
+@needs_voices
+def test_rate_and_pitch():
+    voice = synthesis.find_voices()[0]
+    length = {
+        (rate, pitch): len(synthesis.Reading("", "one two three four five", voice, rate, pitch).speak())
+        for rate in (0.8, 1.2)
+        for pitch in (0.9, 1.1)
+    }
+    assert length[0.8, 0.9] > 1.2 * length[1.2, 0.9] and length[0.8, 1.1] > 1.2 * length[1.2, 1.1]
+    assert abs(length[0.8, 0.9] / length[0.8, 1.1] - 1) < 0.15  # pitch is not rate
+
+
+@needs_voices
+def test_every_program_writes_shards_that_training_reads(tmp_path: Path):
+    voices = {v.program: v for v in synthesis.find_voices()}
+    heard = 0.0
+
+    def progress(seconds: float) -> None:
+        nonlocal heard
+        heard += seconds
+
+    count = synthesis.synthesize(SENTENCES, list(voices.values()), 0.01, tmp_path / "a", progress=progress)
+    corpus = load_corpus(tmp_path / "a" / "train.jsonl", tmp_path / "cache")
+    assert len(corpus.utterances) == count and {u.corpus.split()[1] for u in corpus.utterances} == set(voices)
+    assert heard >= 36 and corpus.seconds == pytest.approx(heard, rel=0.02)
+    assert {u.text for u in corpus.utterances} <= set(map(normalize_text, SENTENCES))
+    for index in range(count):
+        audio = corpus.audio(index)
+        assert 0.02 < np.abs(audio).max() <= 1 and 0.5 < len(audio) / 16_000 < 6
+    again = synthesis.synthesize(SENTENCES, list(voices.values()), 0.01, tmp_path / "b")
+    rows = [(tmp_path / run / "train.jsonl").read_text().splitlines() for run in "ab"]
+    assert again == count and rows[0] == rows[1]
+    with tarfile.open(tmp_path / "a" / json.loads(rows[0][0])["shard"]) as shard:
+        assert len(shard.getnames()) == 2 * count
+    with pytest.raises(FileExistsError):
+        synthesis.synthesize(SENTENCES, list(voices.values()), 0.01, tmp_path / "a")
+    both = Corpus.joined([corpus, load_corpus(tmp_path / "b" / "train.jsonl", tmp_path / "cache")])
+    assert np.array_equal(both.audio(count), corpus.audio(0)) and len(both.utterances) == 2 * count

@@ -1,0 +1,272 @@
+"""Speech from text alone: every free English voice on the machine reads sentences into shards that `train` takes.
+
+The voices are programs (espeak-ng, flite, festival), found when asked for. Rate and pitch vary: a voice is asked to
+speak slower or faster, and its samples are then played faster or slower, which moves its pitch and formants as a
+shorter or longer vocal tract would. Knows nothing of models.
+"""
+
+import io
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import av
+import numpy as np
+
+from mocha_model.config import SAMPLE_RATE
+from mocha_model.tokenizer import normalize_text
+from mocha_training.augment import Audio, change_speed
+from mocha_training.data import CorpusError, cache_directory, decode_audio
+
+if TYPE_CHECKING:
+    from nemo_text_processing.text_normalization.normalize import Normalizer
+
+Program = Literal["espeak-ng", "flite", "festival"]
+PACKAGES = "espeak-ng, flite, festival with festvox-kallpc16k, festvox-kdlpc16k and festvox-us-slt-hts"
+LIST_FESTIVAL = (
+    '(mapcar (lambda (v) (format t "%s %l\\n" v (assoc \'language (cadr (voice.description v))))) (voice.list))'
+)
+ONLY_THE_TIME = "awb_time"  # a voice of flite that can say nothing else
+UTTERANCES_PER_SHARD = 1000
+AT_ONCE = 64  # sentences in work at a time
+FAILURES = 10  # in a row, before it is the machine's fault and not the sentence's
+TIMEOUT_S = 60
+WORDS_PER_MINUTE = 170  # of espeak-ng at rate 1
+RATES, PITCHES = (0.8, 1.25), (0.85, 1.18)  # factors drawn from these ranges
+SILENCE, MARGIN = 0.003, SAMPLE_RATE // 10  # amplitude; samples kept around the speech
+OPUS_FRAME = SAMPLE_RATE // 50
+READABLE = re.compile(r"[A-Za-z\s.,;:!?'\"()\u2018\u2019\u201c\u201d\u2013\u2014-]*")
+# No digit, symbol or abbreviation: no full stop but at the end.
+PLAIN = re.compile(r"[A-Za-z\s,;:!?'\"()\u2018\u2019\u201c\u201d\u2013\u2014-]*\.?[\"\u201d\u2019']?\s*")
+
+
+class SynthesisError(RuntimeError):
+    """No voice is installed, or nothing can be read."""
+
+
+@dataclass(frozen=True)
+class Voice:
+    """A voice of a program, by the name that the program knows it by."""
+
+    program: Program
+    name: str
+
+    def speak(self, text: str, rate: float) -> Audio:
+        """Samples [N] float32 at 16 kHz of `text` at `rate` times the usual speed; raises SynthesisError."""
+        stretch = f"{1 / rate:.3f}"
+        if self.program == "espeak-ng":
+            speed = f"{WORDS_PER_MINUTE * rate:.0f}"
+            command = ["espeak-ng", "-v", self.name, "-s", speed, "--stdout", "--", text]
+        elif self.program == "flite":
+            command = ["flite", "-voice", self.name, "--setf", f"duration_stretch={stretch}"]
+            command += ["-t", text, "-o", "/dev/stdout"]
+        else:
+            voice = f"(begin (voice_{self.name}) (Parameter.set 'Duration_Stretch {stretch}))"
+            command = ["text2wave", "-eval", voice]
+        try:
+            done = subprocess.run(command, input=text.encode(), capture_output=True, timeout=TIMEOUT_S, check=True)
+            return decode_audio(done.stdout, f"{self.program} {self.name}").astype(np.float32) / 32768.0
+        except (OSError, subprocess.SubprocessError, CorpusError) as error:
+            raise SynthesisError(f"{self.program} {self.name}: {error}") from error
+
+
+def _printed(command: list[str]) -> list[str]:
+    """Lines that a program prints; none if it is not installed or fails."""
+    if shutil.which(command[0]) is None:
+        return []
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    return done.stdout.splitlines()
+
+
+def find_voices() -> list[Voice]:
+    """Every English voice of the programs that are installed; raises SynthesisError where there is none."""
+    accents = [line.split()[1] for line in _printed(["espeak-ng", "--voices=en"])[1:] if " mb/" not in line]
+    variants = [line.split("!v/")[1].strip() for line in _printed(["espeak-ng", "--voices=variant"])[1:]]
+    voices = [Voice("espeak-ng", name) for a in dict.fromkeys(accents) for name in (a, *(f"{a}+{v}" for v in variants))]
+    listed = [name for line in _printed(["flite", "-lv"]) for name in line.partition(":")[2].split()]
+    voices += [Voice("flite", name) for name in dict.fromkeys(listed) if name != ONLY_THE_TIME]
+    for line in _printed(["festival", "-b", LIST_FESTIVAL]):
+        name, _, description = line.partition(" ")
+        if "english" in description and shutil.which("text2wave"):
+            voices.append(Voice("festival", name))
+    if not voices:
+        raise SynthesisError(f"no voice is installed; Debian has them in the packages {PACKAGES}")
+    return voices
+
+
+class Speller:
+    """Written text to the words that are spoken: numbers, abbreviations, symbols. Plain sentences stay as they are."""
+
+    def __init__(self) -> None:
+        self._normalizer: Normalizer | None = None
+
+    def __call__(self, text: str) -> str | None:
+        """What to say for `text`, or None where something in it cannot be read aloud.
+
+        Raises:
+            SynthesisError: it is needed for the first time, and the package is not installed.
+
+        """
+        if PLAIN.fullmatch(text):
+            return text
+        if self._normalizer is None:
+            self._normalizer = _load_normalizer()
+        spoken = str(self._normalizer.normalize(text))
+        return spoken if READABLE.fullmatch(spoken) else None
+
+
+def _load_normalizer() -> "Normalizer":
+    try:
+        from nemo_text_processing.text_normalization.normalize import Normalizer
+    except ImportError as error:
+        raise SynthesisError("numbers and abbreviations in text need `pip install mocha-asr[synthesis]`") from error
+    logging.getLogger("NeMo-text-processing").setLevel(logging.WARNING)
+    grammars = cache_directory() / "normalizer"
+    grammars.mkdir(parents=True, exist_ok=True)
+    return Normalizer(input_case="cased", lang="en", cache_dir=str(grammars))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A sentence, and who reads it how."""
+
+    written: str
+    spoken: str
+    voice: Voice
+    rate: float
+    pitch: float
+
+    def speak(self) -> Audio:
+        """Samples [N] float32 at 16 kHz, without the silence around; raises SynthesisError."""
+        audio = change_speed(self.voice.speak(self.spoken, self.rate / self.pitch), self.pitch)
+        loud = np.nonzero(np.abs(audio) > SILENCE)[0]
+        return audio[max(0, loud[0] - MARGIN) : loud[-1] + MARGIN] if len(loud) else audio[:0]
+
+
+def plan(sentences: Sequence[str], voices: Sequence[Voice], seed: int) -> Iterator[Reading]:
+    """Endless readings: the sentences in random order, again and again, each time by other voices.
+
+    Programs are drawn evenly, then their voices, for espeak-ng has a hundred times as many as the others.
+    """
+    speller, rng = Speller(), np.random.default_rng(seed)
+    programs = {v.program: [w for w in voices if w.program == v.program] for v in voices}
+    while True:
+        readable = False
+        for index in rng.permutation(len(sentences)):
+            choices = programs[list(programs)[rng.integers(len(programs))]]
+            voice = choices[rng.integers(len(choices))]
+            rate, pitch = np.exp(rng.uniform(np.log(RATES[0]), np.log(RATES[1]))), rng.uniform(*PITCHES)
+            spoken = speller(sentences[index])
+            if spoken and normalize_text(spoken):
+                readable = True
+                yield Reading(sentences[index], spoken, voice, float(rate), float(pitch))
+        if not readable:
+            raise SynthesisError("the text has no sentence that can be read aloud")
+
+
+def encode_opus(audio: Audio) -> bytes:
+    """Samples [N] float32 at 16 kHz as Opus at 32 kbit/s in Ogg."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="ogg") as container:
+        stream = container.add_stream("libopus", rate=SAMPLE_RATE, layout="mono")
+        stream.bit_rate = 32_000
+        pcm = (np.clip(audio, -1, 1) * 32767).astype(np.int16)[None]
+        frame = av.AudioFrame.from_ndarray(pcm, format="s16", layout="mono")
+        frame.sample_rate, frame.pts = SAMPLE_RATE, 0
+        fifo = av.AudioFifo()
+        fifo.write(frame)
+        for piece in fifo.read_many(OPUS_FRAME, partial=True):
+            container.mux(stream.encode(piece))
+        container.mux(stream.encode(None))
+    return file.getvalue()
+
+
+def synthesize(
+    sentences: Sequence[str],
+    voices: Sequence[Voice],
+    hours: float,
+    out: Path,
+    seed: int = 0,
+    progress: Callable[[float], None] = lambda seconds: None,
+) -> int:
+    """Write ``train.jsonl`` and its tar shards, at least `hours` of speech; gives the number of utterances.
+
+    The same arguments and programs give the same speech. `progress` is told the seconds that each utterance adds.
+    A voice that fails on a sentence is passed over, and ten of them in a row are an error.
+
+    Raises:
+        SynthesisError: there are no voices, or they do not speak.
+        FileExistsError: `out` has speech already.
+
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    manifest = out / "train.jsonl"
+    if manifest.exists():
+        raise FileExistsError(f"{manifest} exists already")
+    rows: list[dict[str, str | float]] = []
+    seconds, failed = 0.0, 0
+    readings = plan(sentences, voices, seed)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        shard: tarfile.TarFile | None = None
+        while seconds < 3600 * hours:
+            some = list(islice(readings, AT_ONCE))
+            for reading, spoken in zip(some, pool.map(_spoken, some), strict=True):
+                if isinstance(spoken, SynthesisError):
+                    failed += 1
+                    if failed == FAILURES:
+                        raise spoken
+                    continue
+                failed = 0
+                name = f"train-{len(rows) // UTTERANCES_PER_SHARD:03d}.tar"
+                if len(rows) % UTTERANCES_PER_SHARD == 0:
+                    if shard is not None:
+                        shard.close()
+                    shard = tarfile.open(out / name, "w")  # noqa: SIM115 closed when full, or at the end
+                recording, duration = spoken
+                row: dict[str, str | float] = {
+                    "key": f"synthetic-{len(rows):06d}",
+                    "text": reading.spoken,
+                    "written": reading.written,
+                    "speaker": f"{reading.voice.program} {reading.voice.name}",
+                    "corpus": f"synthetic {reading.voice.program}",
+                    "duration": round(duration, 3),
+                }
+                assert shard is not None
+                _add(shard, f"{row['key']}.ogg", recording)
+                _add(shard, f"{row['key']}.json", json.dumps(row).encode())
+                rows.append({**row, "shard": name})
+                seconds += duration
+                progress(duration)
+        if shard is not None:
+            shard.close()
+    manifest.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return len(rows)
+
+
+def _spoken(reading: Reading) -> tuple[bytes, float] | SynthesisError:
+    """The recording and its duration in seconds."""
+    try:
+        audio = reading.speak()
+    except SynthesisError as error:
+        return error
+    if len(audio) < SAMPLE_RATE // 10:
+        return SynthesisError(f"{reading.voice} said nothing for {reading.spoken!r}")
+    return encode_opus(audio), len(audio) / SAMPLE_RATE
+
+
+def _add(shard: tarfile.TarFile, name: str, data: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    shard.addfile(member, io.BytesIO(data))
