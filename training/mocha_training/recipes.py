@@ -83,6 +83,14 @@ def path() -> TrainConfig:
     )
 
 
+def further() -> TrainConfig:
+    """More of `path` from its checkpoint, with --init: masked from the first step, augmented more, more noise."""
+    stronger = AugmentConfig(noise_probability=0.3, room_probability=0.15, join_probability=0.1, time_mask_frames=25)
+    return path().model_copy(
+        update={"learning_rate": 1e-3, "spec_augment_from": 0.0, "noise_full_at": 0.0, "augment": stronger, "seed": 1}
+    )
+
+
 def plain() -> TrainConfig:
     """No augmentation and no warm start: for small experiments and tests."""
     off = AugmentConfig(
@@ -102,5 +110,6 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "encoder": encoder,
     "bundled": bundled,
     "path": path,
+    "further": further,
     "plain": plain,
 }
