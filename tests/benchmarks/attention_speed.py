@@ -5,7 +5,8 @@ states of 256 dimensions, in compiled single-threaded code, so that no framework
 products of state and memory (eq. 17 with W folded into the memory), uniform in [-1, 1] as in the paper; half of all
 inspections select, so the pointer moves by one entry per output on average.
 
-Training: forward and backward of one output step of each mechanism over the time of softmax attention, B = 16.
+Training: forward and backward of one output step of each mechanism over the time of softmax attention, B = 16; then
+the whole decoder in a training step, in expectation and along a given path.
 
 Run: make bench-attention (writes docs/attention/speed.png and docs/attention/speed.json)
 """
@@ -29,7 +30,8 @@ from rich.progress import track
 from rich.table import Table
 
 from mocha_model.attention import Attention, Memory
-from mocha_model.config import AttentionConfig
+from mocha_model.config import AttentionConfig, small
+from mocha_model.decoder import Decoder
 
 matplotlib.use("Agg")
 from matplotlib.figure import Figure
@@ -99,9 +101,8 @@ def time_decoding(length: int, width: int, rng: np.random.Generator, min_seconds
         memory, states = (rng.uniform(-1, 1, (length, SIZE)).astype(np.float32) for _ in range(2))
         contexts = np.empty_like(states)
         repeats, began = 0, time.perf_counter()
-        while (
-            not repeats or time.perf_counter() - began < min_seconds
-        ):  # short runs are repeated until the clock can tell
+        # Short runs are repeated until the clock can tell.
+        while not repeats or time.perf_counter() - began < min_seconds:
             if width:
                 chunkwise(memory, states, contexts, width)
             else:
@@ -171,15 +172,43 @@ def training(lengths: list[int], seconds: float) -> dict[str, list[float | None]
     return times
 
 
+def whole_decoder(lengths: list[int], seconds: float) -> dict[str, list[float | None]]:
+    """Median seconds of the decoder's part of a training step, B = 16, one token for each four frames."""
+    config = small(32)
+    ways = {"softmax": "softmax", "mocha, expected": "mocha", "mocha, along the path": "mocha"}
+    times: dict[str, list[float | None]] = {name: [] for name in ways}
+    for length in lengths:
+        encoded, tokens = (
+            torch.randn(16, length, config.encoder.projection_size),
+            torch.randint(4, 32, (16, length // 4)),
+        )
+        frames = torch.arange(3, length, 4).expand(16, -1)
+        num_tokens, mask = torch.full((16,), tokens.shape[1]), torch.ones(16, length, dtype=torch.bool)
+        for name, mechanism in track(ways.items(), f"decoder, T = {length}", console=console, transient=True):
+            torch.manual_seed(0)
+            decoder = Decoder(config.with_attention(mechanism=mechanism))
+
+            def work(decoder: Decoder = decoder, along: bool = name.endswith("path")) -> None:
+                memory = decoder.attention.prepare(encoded, mask)  # noqa: B023 used at once
+                if along:
+                    result = decoder.along_path(memory, tokens, num_tokens, frames)  # noqa: B023
+                    loss = result.logits.logsumexp(-1).sum() + result.energies.sum()
+                else:
+                    loss = decoder.teacher_forced(memory, tokens, 1.0).logits.logsumexp(-1).sum()  # noqa: B023
+                loss.backward()  # type: ignore[no-untyped-call]
+
+            times[name].append(_repeat(work, seconds))
+    return times
+
+
 def show(lengths: list[int], times: dict[str, list[float]] | dict[str, list[float | None]], title: str) -> None:
     """Milliseconds, and the ratio to softmax attention."""
-    table = Table("mechanism", *(f"T = {n}" for n in lengths), title=title)
-    base = times["softmax"]
-    for name, row in times.items():
-        cells = [
-            "-" if t is None or b is None else f"{1000 * t:.3f} ({t / b:.2f})" for t, b in zip(row, base, strict=True)
-        ]
-        table.add_row(name, *cells)
+    table = Table("T", *times, title=title)
+    for i, length in enumerate(lengths):
+        base = times["softmax"][i]
+        assert base is not None
+        row = (times[name][i] for name in times)
+        table.add_row(str(length), *("-" if t is None else f"{1000 * t:.4g} ({t / base:.2g})" for t in row))
     Console().print(table)
 
 
@@ -216,10 +245,14 @@ def main() -> None:
     trained_lengths = [250, 500, 1000, 2000]
     trained = training(trained_lengths, options.seconds)
     show(trained_lengths, trained, "training step, forward and backward, ms (over softmax)")
+    decoder_lengths = [50, 100, 250, 500]
+    decoders = whole_decoder(decoder_lengths, options.seconds)
+    show(decoder_lengths, decoders, "the whole decoder in a training step, U = T / 4, ms (over softmax)")
     draw(lengths, decoded, options.out / "speed.png")
     result = {
         "decoding": {"lengths": lengths, "seconds": decoded, "slope_s_per_output": slopes, "r_squared": straight},
         "training": {"lengths": trained_lengths, "seconds": trained},
+        "decoder": {"lengths": decoder_lengths, "seconds": decoders},
     }
     (options.out / "speed.json").write_text(json.dumps(result, indent=1) + "\n")
 
