@@ -1,0 +1,153 @@
+"""Every attention mechanism from the same encoder, with the same time to learn: word errors, latency, cost.
+
+The encoder, the features' normalisation and the CTC head are those of a checkpoint and stay as they are; attention and
+decoder begin anew and are trained for the same minutes on one core, in expectation as in the papers, and MoChA along
+the CTC path too. Then the dev split is read greedily, online and softly. Needs recorded speech. Run it as
+`python tests/benchmarks/mechanisms.py --data ../shared/speech --minutes 8` (writes docs/attention/mechanisms.json and
+.md); a mechanism that is in the file already is not trained again.
+"""
+
+import argparse
+import json
+import multiprocessing
+import tempfile
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from mocha_model.checkpoint import load_checkpoint
+from mocha_model.config import AttentionConfig
+from mocha_model.model import SpeechModel
+from mocha_training.augment import Augmenter
+from mocha_training.data import load_corpus, trainable
+from mocha_training.evaluate import evaluate_corpus
+from mocha_training.recipes import plain
+from mocha_training.trainer import Trainer
+
+MECHANISMS: dict[str, dict[str, object]] = {
+    "softmax": {"mechanism": "softmax"},
+    "monotonic": {"mechanism": "monotonic"},
+    "mocha w = 2": {"mechanism": "mocha", "chunk_width": 2},
+    "mocha w = 4": {"mechanism": "mocha", "chunk_width": 4},
+    "mocha w = 8": {"mechanism": "mocha", "chunk_width": 8},
+    "matcha": {"mechanism": "matcha", "chunk_width": 8},
+    "mocha w = 4, along the path": {"mechanism": "mocha", "chunk_width": 4},
+}
+PAPERS = {
+    "ctc": 33.4,
+    "monotonic": 17.4,
+    "softmax": 14.2,
+    "mocha w = 2": 13.9,
+}  # % on WSJ (Chiu & Raffel 2018, table 1)
+MAX_SECONDS = 6.0
+
+
+def train_one(name: str, checkpoint: Path | None, data: Path, minutes: float) -> dict[str, Any]:
+    """Figures of one mechanism: `wer` and `soft_wer` are ratios, `step_s` seconds."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    start = load_checkpoint(checkpoint)
+    model = SpeechModel(start.model.config.with_attention(**AttentionConfig().model_dump() | MECHANISMS[name]))
+    for part in ("features", "encoder", "ctc"):
+        getattr(model, part).load_state_dict(getattr(start.model, part).state_dict())
+    config = plain().model_copy(
+        update={
+            "train_encoder": False,
+            "attention": "path" if name.endswith("path") else "expected",
+            "max_minutes": minutes,
+            "steps": 1_000_000,
+            "batch_seconds": 60,
+            "max_seconds": MAX_SECONDS,
+            "learning_rate": 2e-3,
+            "warmup_steps": 50,
+            "noise_full_at": 0.7,
+            "save_every": 1_000_000,
+            "evaluate_every": 1_000_000,
+        }
+    )
+    corpus = trainable(load_corpus(data / "train.jsonl"), config.min_seconds, config.max_seconds)
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = Trainer(config, model, start.tokenizer, Augmenter(config.augment, corpus), None, Path(directory))
+        trainer.run()
+    dev = load_corpus(data / "dev.jsonl")
+    soft, _ = evaluate_corpus(model, start.tokenizer, dev, "soft")
+    figures = {
+        "steps": trainer.step,
+        "hours": trainer.heard_s / 3600,
+        "step_s": trainer.elapsed_s / trainer.step,
+        "soft_wer": soft["wer"],
+        "soft_rtf": soft["rtf"],
+        "ctc_wer": soft["ctc_wer"],
+    }
+    if model.decoder.attention.is_online:
+        online, _ = evaluate_corpus(model, start.tokenizer, dev, "online")
+        figures |= {"wer": online["wer"], "rtf": online["rtf"], "latency_ms": online["emission_latency_ms"]}
+    return figures
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """Markdown."""
+    head = (
+        "mechanism",
+        "steps",
+        "s per step",
+        "WER % online",
+        "WER % soft",
+        "late p50 / p90 ms",
+        "RTF",
+        "papers, WSJ %",
+    )
+    rows = []
+    for name, f in found.items():
+        late = f.get("latency_ms")
+        rtf = f.get("rtf", f["soft_rtf"])
+        cells = (
+            name,
+            str(f["steps"]),
+            f"{f['step_s']:.3f}",
+            f"{100 * f['wer']:.1f}" if "wer" in f else "",
+            f"{100 * f['soft_wer']:.1f}",
+            f"{late['p50']:.0f} / {late['p90']:.0f}" if late and late["p50"] is not None else "",
+            f"{rtf:.4f}",
+            str(PAPERS.get(name, "")),
+        )
+        rows.append(cells)
+    ctc = next(iter(found.values()))["ctc_wer"]
+    rows.append(("ctc, the encoder's own", "", "", f"{100 * ctc:.1f}", "", "", "", str(PAPERS["ctc"])))
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def main() -> None:
+    """Train, read, print; keep what is done after each mechanism."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--encoder", type=Path, help="checkpoint; the bundled one if not given")
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--jobs", type=int, default=2, help="mechanisms trained at the same time, a core each")
+    parser.add_argument("--out", type=Path, default=Path("docs/attention"))
+    options = parser.parse_args()
+    console = Console(stderr=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    target = options.out / "mechanisms.json"
+    found: dict[str, dict[str, Any]] = json.loads(target.read_text()) if target.is_file() else {}
+    with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        jobs = {
+            pool.submit(train_one, name, options.encoder, options.data, options.minutes): name
+            for name in MECHANISMS
+            if name not in found
+        }
+        for job in as_completed(jobs):
+            found[jobs[job]] = job.result()
+            found = {name: found[name] for name in MECHANISMS if name in found}
+            target.write_text(json.dumps(found, indent=1) + "\n")
+            console.print(f"{jobs[job]}: done, {len(found)} of {len(MECHANISMS)}")
+    (options.out / "mechanisms.md").write_text(table(found))
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()

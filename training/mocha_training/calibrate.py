@@ -1,0 +1,97 @@
+"""Fits and draws how far the confidence of words can be believed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jiwer
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from mocha_model.confidence import Calibration
+
+Numbers = NDArray[np.float64]
+BINS = 10
+
+
+@dataclass(frozen=True)
+class HeardWord:
+    """A word of a hypothesis: its evidence (see `mocha_model.confidence`), and whether the reference has it there."""
+
+    evidence: float
+    right: bool
+
+
+def judge(reference: str, hypothesis: str) -> list[bool]:
+    """For each word of the hypothesis, whether the alignment of fewest errors finds it in the reference."""
+    if not reference.split():
+        return [False] * len(hypothesis.split())
+    right = [False] * len(hypothesis.split())
+    for chunk in jiwer.process_words(reference, hypothesis).alignments[0]:
+        if chunk.type == "equal":
+            right[chunk.hyp_start_idx : chunk.hyp_end_idx] = [True] * (chunk.hyp_end_idx - chunk.hyp_start_idx)
+    return right
+
+
+def fit(words: Sequence[HeardWord]) -> Calibration:
+    """Maximum likelihood by Newton's method, with Platt's (1999) targets, which keep it finite; raises ValueError.
+
+    Targets are ``(R + 1) / (R + 2)`` for the R right words and ``1 / (W + 2)`` for the W wrong ones.
+    """
+    x = np.array([w.evidence for w in words])
+    right = np.array([w.right for w in words])
+    if not len(words):
+        raise ValueError("no words to calibrate on")
+    target = np.where(right, (right.sum() + 1) / (right.sum() + 2), 1 / ((~right).sum() + 2))
+    design = np.stack([np.ones_like(x), x], 1)
+    weights = np.zeros(2)
+    for _ in range(100):
+        p = 1 / (1 + np.exp(-np.clip(design @ weights, -50, 50)))
+        hessian = design.T @ (design * (p * (1 - p))[:, None]) + 1e-9 * np.eye(2)
+        step = np.linalg.solve(hessian, design.T @ (target - p))
+        weights += step / max(1.0, float(np.abs(step).max()))
+        if np.abs(step).max() < 1e-10:
+            break
+    return Calibration(bias=float(weights[0]), slope=float(weights[1]))
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Words sorted by confidence and cut into bins of equal count.
+
+    Attributes:
+        confidence, accuracy: mean confidence and share of right words of each bin.
+        error: expected calibration error (Naeini et al. 2015), the mean distance of the two.
+        separation: probability that a right word has more confidence than a wrong one (area under the ROC curve).
+
+    """
+
+    confidence: Numbers
+    accuracy: Numbers
+    error: float
+    separation: float
+
+
+def reliability(words: Sequence[HeardWord], calibration: Calibration) -> Reliability:
+    """How `calibration` does on `words`."""
+    confidence = np.array([calibration(w.evidence) for w in words])
+    right = np.array([w.right for w in words], float)
+    order = np.argsort(confidence, kind="stable")
+    bins = [b for b in np.array_split(order, BINS) if len(b)]
+    mean, share = (np.array([values[b].mean() for b in bins]) for values in (confidence, right))
+    sizes = np.array([len(b) for b in bins])
+    error = float((np.abs(mean - share) * sizes).sum() / sizes.sum())
+    wins = confidence[right == 1][:, None] - confidence[right == 0][None]
+    separation = float(((wins > 0) + 0.5 * (wins == 0)).mean()) if wins.size else float("nan")
+    return Reliability(mean, share, error, separation)
+
+
+def draw(found: Reliability, num_words: int) -> Figure:
+    """The reliability curve: share of right words against confidence."""
+    figure = Figure(figsize=(4.5, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color="gray", linestyle=":", label="perfect")
+    axes.plot(found.confidence, found.accuracy, marker="o", label=f"{num_words} words, error {found.error:.3f}")
+    axes.set(xlabel="confidence", ylabel="share of right words", xlim=(0, 1), ylim=(0, 1), title="Reliability of words")
+    axes.legend()
+    return figure
