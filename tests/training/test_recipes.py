@@ -168,10 +168,11 @@ def test_wsj_from_kaldi_directories_to_a_word_error_rate(
     checkpoint = load_checkpoint(out / "final.safetensors")
     assert checkpoint.config.attention.mechanism == mechanism
     assert checkpoint.provenance["recipe"]["ctc_only"] == (1.0 if options == ("--ctc-only",) else 0.0)
-    beam = () if mechanism == "softmax" else ("--beam", 8)
-    report = json.loads(
-        run("evaluate", "--model", out / "final.safetensors", "--manifest", data / "dev.jsonl.gz", "--json", *beam)
-    )
+    on_dev = ("evaluate", "--model", out / "final.safetensors", "--manifest", data / "dev.jsonl.gz", "--json")
+    if mechanism == "softmax":
+        refused = CliRunner().invoke(app, [*map(str, on_dev), "--beam", "8"])
+        assert refused.exit_code == 1 and "offline" in refused.output
+    report = json.loads(run(*on_dev, *(() if mechanism == "softmax" else ("--beam", 8))))
     assert report["utterances"] == 5 and report["wer"] > 0 and report["ctc_wer"] > 0
 
 

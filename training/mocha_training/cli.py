@@ -19,6 +19,7 @@ from mocha_model.beam import BeamConfig
 from mocha_model.checkpoint import CheckpointError, load_checkpoint
 from mocha_model.model import SpeechModel
 from mocha_model.scorers import CharacterLanguageModel, Fusion, LanguageModelError
+from mocha_model.search import OfflineModelError
 from mocha_model.tokenizer import Tokenizer, Units, normalize_text
 from mocha_training import corpora, language, phones, pictures, recipes, synthesis
 from mocha_training.augment import Augmenter
@@ -183,7 +184,7 @@ def evaluate(
                 lambda done: bar.advance(task, done),
                 phones.fold_phones if fold_phones else str,
             )
-        except phones.PhoneError as error:
+        except (phones.PhoneError, OfflineModelError) as error:
             raise _fail(error) from error
     if hypotheses is not None:
         with hypotheses.open("w", encoding="utf-8") as file:
