@@ -245,7 +245,7 @@ def test_recipes_have_the_papers_figures(
 def two_recordings() -> Corpus:
     samples = np.concatenate([tones(list("abc"), 4000), tones(list("cb"), 4000)])
     parts = (Utterance("1", "abc", "s", "c", 0, 12_000), Utterance("2", "cb", "s", "c", 12_000, 8_000))
-    return Corpus(parts, samples)
+    return Corpus(parts, (samples,))
 
 
 def make_trainer(directory: Path, config: TrainConfig) -> Trainer:
@@ -393,7 +393,7 @@ def test_best_checkpoint_on_dev_is_the_final_one(tmp_path: Path):
 
 def test_evaluations_during_training_score_folded_phones(tmp_path: Path):
     tokenizer = Tokenizer.from_texts(["h# aa q"], "words")
-    silent = Corpus((Utterance("1", "q", "s", "c", 0, 12_000),), tones(["q"], 12_000))
+    silent = Corpus((Utterance("1", "q", "s", "c", 0, 12_000),), (tones(["q"], 12_000),))
     rates = []
     for fold in (False, True):
         config = plain(units="words", fold_phones=fold)
@@ -405,7 +405,9 @@ def test_evaluations_during_training_score_folded_phones(tmp_path: Path):
 
 def test_batches_can_be_counted_in_utterances():
     lengths = [16_000 * (1 + n % 3) for n in range(30)]
-    many = Corpus(tuple(Utterance(str(n), "x", "s", "c", 0, size) for n, size in enumerate(lengths)), np.zeros(0, "i2"))
+    many = Corpus(
+        tuple(Utterance(str(n), "x", "s", "c", 0, size) for n, size in enumerate(lengths)), (np.zeros(0, "i2"),)
+    )
     batches = make_batches(many, 2.0, seed=0, epoch=0, num_utterances=4)
     assert sorted(i for batch in batches for i in batch) == list(range(30))
     assert sorted(map(len, batches)) == [2, 2, 2, 4, 4, 4, 4, 4, 4]
@@ -413,6 +415,6 @@ def test_batches_can_be_counted_in_utterances():
 
 def test_rates_and_digits_are_those_of_the_units():
     phones = " ".join(["ax-h", "aa1"] * 10)
-    corpus = Corpus((Utterance("1", phones, "s", "c", 0, 16_000),), np.zeros(16_000, "i2"))
+    corpus = Corpus((Utterance("1", phones, "s", "c", 0, 16_000),), (np.zeros(16_000, "i2"),))
     assert len(trainable(corpus, 0.1, 9, "words").utterances) == 1
     assert len(trainable(corpus, 0.1, 9).utterances) == 0
