@@ -16,6 +16,7 @@ import uvicorn
 from numpy.typing import NDArray
 
 from mocha_model.config import ModelConfig, tiny
+from mocha_model.encoder import LSTMLayer
 from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
@@ -45,12 +46,16 @@ def lively_recognizer(config: ModelConfig | None = None) -> Recognizer:
     tokenizer = Tokenizer.from_texts(["abcdefghijklmnopqrstuvwxyz"])
     model = SpeechModel(config or tiny(tokenizer.vocab_size)).train()
     with torch.no_grad():
-        for scaled in (
-            model.decoder.attention.energies.memory_projection,
-            model.decoder.output,
-            model.encoder.stack[0].projection,
+        layers = [layer for layer in model.encoder.stack if isinstance(layer, LSTMLayer)]
+        for weight in (
+            model.decoder.attention.energies.memory_projection.weight,
+            model.decoder.output.weight,
+            *([layers[0].projection.weight] if layers[0].projection else [n.lstm.weight_ih_l0 for n in layers]),
         ):
-            scaled.weight.mul_(8)
+            weight.mul_(8)
+        if layers[0].projection is None:  # nor batch norm
+            raw, _ = model.features.raw(torch.randn(1, 30_000) * 0.1, torch.tensor([30_000]))
+            model.features.set_normalization(raw[0].mean(0), raw[0].std(0) * 3)
         for _ in range(30):  # batch norm statistics
             samples = torch.randn(4, 30_000) * 0.1 * torch.linspace(0, 1, 30_000)
             memory, _ = model.encode(*model.features(samples, torch.tensor([30_000, 20_000, 30_000, 25_000])))

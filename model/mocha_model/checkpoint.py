@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from pydantic import ValidationError
@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from mocha_model.config import ModelConfig
 from mocha_model.model import SpeechModel
-from mocha_model.tokenizer import Tokenizer
+from mocha_model.tokenizer import Tokenizer, Units
 
 FORMAT = "mocha-asr/1"
 BUNDLED = Path(__file__).parent / "checkpoints" / "default.safetensors"
@@ -38,6 +38,7 @@ def save_checkpoint(path: str | Path, model: SpeechModel, tokenizer: Tokenizer, 
         "format": FORMAT,
         "config": model.config.model_dump_json(),
         "vocabulary": json.dumps(tokenizer.symbols, ensure_ascii=False),
+        "units": tokenizer.units,
         "provenance": json.dumps(provenance, ensure_ascii=False),
     }
     target = Path(path)
@@ -66,7 +67,7 @@ def load_checkpoint(path: str | Path | None = None, device: str = "cpu") -> Chec
         raise CheckpointError(f"{path}: not a {FORMAT} checkpoint (its format says {metadata.get('format')!r})")
     try:
         config = ModelConfig.model_validate_json(metadata["config"])
-        tokenizer = Tokenizer(json.loads(metadata["vocabulary"]))
+        tokenizer = Tokenizer(json.loads(metadata["vocabulary"]), cast(Units, metadata.get("units", "characters")))
         provenance = json.loads(metadata["provenance"])
         if tokenizer.vocab_size != config.vocab_size:
             raise ValueError(f"{tokenizer.vocab_size} symbols for a model of {config.vocab_size}")

@@ -3,9 +3,9 @@
 Knows nothing of tensors: only numbers, their meaning and their limits. Presets are typed functions at the end.
 """
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 SAMPLE_RATE = 16_000  # Hz, what every model of this project listens to
 
@@ -23,30 +23,61 @@ class FeatureConfig(BaseModel):
     lowest_hz: float = 20.0
     highest_hz: float = 7600.0
     floor: float = Field(1e-5, gt=0, description="added to mel power before the logarithm")
+    energy: bool = Field(False, description="append the logarithm of the window's energy to the mel bands")
     deltas: bool = Field(False, description="append first and second differences (causal)")
     tail_samples: int = Field(3200, ge=0, description="silence appended by flush, so that late selections still fire")
 
     @property
+    def num_bands(self) -> int:
+        """Values per frame before differences: the mel bands, and the energy if there is one."""
+        return self.num_mels + self.energy
+
+    @property
+    def num_maps(self) -> int:
+        """How many values each band has: itself, or itself and two differences."""
+        return 3 if self.deltas else 1
+
+    @property
     def num_features(self) -> int:
-        """Values per frame: ``num_mels``, three times that with deltas."""
-        return self.num_mels * (3 if self.deltas else 1)
+        """Values per frame: ``num_bands x num_maps``."""
+        return self.num_bands * self.num_maps
 
 
 class EncoderConfig(BaseModel):
-    """Convolutions (each stride 2 x 2), ConvLSTM layers, one 3 x 3 convolution after them, then the LSTM stack."""
+    """Convolutions (each stride 2 x 2), ConvLSTM layers, one 3 x 3 convolution after them, then the LSTM stack.
+
+    Any of the first three may be left out.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     conv_channels: tuple[int, ...] = (32, 32)
     num_conv_lstm_layers: int = Field(1, ge=0)
     lstm_sizes: tuple[int, ...] = (256, 256, 256)
-    projection_size: int = Field(256, gt=0)
+    projection_size: int | None = Field(
+        256, gt=0, description="dense layer, batch norm and ReLU after each LSTM layer; None for LSTM layers alone"
+    )
+    time_reduction_after: tuple[int, ...] = Field(
+        (), description="LSTM layers, counted from 1, after which every other state is skipped"
+    )
     dropout: float = Field(0.0, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _reductions_follow_layers(self) -> Self:
+        after = self.time_reduction_after
+        if len(set(after)) != len(after) or not all(1 <= n <= len(self.lstm_sizes) for n in after):
+            raise ValueError(f"time_reduction_after names LSTM layers 1 to {len(self.lstm_sizes)}, each once")
+        return self
 
     @property
     def subsampling(self) -> int:
         """Feature frames per encoder frame."""
-        return int(2 ** len(self.conv_channels))
+        return int(2 ** (len(self.conv_channels) + len(self.time_reduction_after)))
+
+    @property
+    def output_size(self) -> int:
+        """Values of an encoder frame."""
+        return self.projection_size or self.lstm_sizes[-1]
 
 
 class AttentionConfig(BaseModel):
@@ -69,12 +100,13 @@ class AttentionConfig(BaseModel):
 
 
 class DecoderConfig(BaseModel):
-    """Embedding, one LSTM, softmax over characters; and the limits of the online process."""
+    """Embedding, one LSTM, softmax over symbols; and the limits of the online process."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     embedding_size: int = Field(64, gt=0)
     lstm_size: int = Field(256, gt=0)
+    output_context: bool = Field(True, description="whether the output layer sees the context beside the LSTM's output")
     dropout: float = Field(0.0, ge=0, lt=1)
     max_emissions_per_frame: int = Field(4, gt=0, description="then the pointer must move on by one frame")
     max_emissions_at_end: int = Field(8, ge=0, description="symbols emitted from the zero context after the audio ends")
@@ -106,8 +138,36 @@ class ModelConfig(BaseModel):
 
 
 def wsj_mocha(vocab_size: int) -> ModelConfig:
-    """The WSJ network of Chiu & Raffel 2018, appendix A.1 (with w = 4 here; pass another by `model_copy`)."""
-    return ModelConfig(vocab_size=vocab_size, features=FeatureConfig(deltas=True))
+    """The WSJ network of Chiu & Raffel 2018, appendix A.1, with w = 2 (section 3)."""
+    return ModelConfig(
+        vocab_size=vocab_size, features=FeatureConfig(deltas=True), attention=AttentionConfig(chunk_width=2)
+    )
+
+
+def wsj_monotonic(vocab_size: int) -> ModelConfig:
+    """The WSJ network of Raffel 2017, appendix D.1.2.
+
+    Chiu & Raffel 2018 describe it again "for posterity", with a 3 x 3 convolution after the ConvLSTM that the first
+    description leaves out; it is kept here.
+    """
+    return wsj_mocha(vocab_size).with_attention(mechanism="monotonic")
+
+
+def timit(vocab_size: int) -> ModelConfig:
+    """The TIMIT network of Raffel 2017, appendix D.1.1: no convolutions, an encoder frame every 40 ms."""
+    return ModelConfig(
+        vocab_size=vocab_size,
+        features=FeatureConfig(num_mels=40, energy=True, deltas=True),
+        encoder=EncoderConfig(
+            conv_channels=(),
+            num_conv_lstm_layers=0,
+            lstm_sizes=(512, 512, 512),
+            projection_size=None,
+            time_reduction_after=(1, 2),
+        ),
+        attention=AttentionConfig(mechanism="monotonic", size=512, initial_bias=-1.0),
+        decoder=DecoderConfig(embedding_size=30, lstm_size=256, output_context=False),
+    )
 
 
 def small(vocab_size: int) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""The decoder: embedding of the last symbol, one LSTM, output layer over [state; context].
+"""The decoder: embedding of the last symbol, one LSTM, output layer over [state; context] (or the state alone).
 
 `step` is one output step for any set of rows; `teacher_forced` runs it over whole transcripts with expected attention.
 Knows nothing of search.
@@ -55,12 +55,13 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        memory_size, size = config.encoder.projection_size, config.decoder.lstm_size
+        memory_size, size = config.encoder.output_size, config.decoder.lstm_size
         self.attention = Attention(memory_size, size, config.attention)
         self.embedding = nn.Embedding(config.vocab_size, config.decoder.embedding_size)
         self.cell = nn.LSTMCell(config.decoder.embedding_size + memory_size, size)
         self.dropout = nn.Dropout(config.decoder.dropout)
-        self.output = nn.Linear(size + memory_size, config.vocab_size)
+        self.output_context = config.decoder.output_context
+        self.output = nn.Linear(size + (memory_size if self.output_context else 0), config.vocab_size)
 
     def init_state(self, batch_size: int) -> RecurrentState:
         """s_0 = 0, [B, S]."""
@@ -74,7 +75,8 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor, context: Tensor) -> Tensor:
         """Output layer: [..., S] and [..., D] to [..., V]."""
-        result: Tensor = self.output(self.dropout(torch.cat([hidden, context], dim=-1)))
+        seen = torch.cat([hidden, context], dim=-1) if self.output_context else hidden
+        result: Tensor = self.output(self.dropout(seen))
         return result
 
     def best_symbol(self, hidden: Tensor, context: Tensor) -> Tensor:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """One emitted character, or the end of a segment. Never taken back.
+    """One emitted symbol, or the end of a segment. Never taken back.
 
     Attributes:
-        text: the character, "" for the end of a segment.
+        text: the character, or the word with a space after it; "" for the end of a segment.
         frame: encoder frame t_i it was emitted at, counted from the start of the stream.
         p: selection probability at that frame; 0.0 where none fired (flush, trailing silence).
         end_of_segment: whether this closes the segment.
@@ -52,15 +52,18 @@ class WordAssembler:
 
     def push(self, emission: Emission) -> list[SpokenWord]:
         """The word that `emission` completes, if any: from its first character's frame to its last one's end."""
-        if not emission.end_of_segment and emission.text != " ":
+        if emission.text.strip():
             self._held.append(emission)
-            return []
-        if not self._held:
+        complete = emission.end_of_segment or emission.text.endswith(" ")
+        if not complete or not self._held:
             return []
         held, self._held = self._held, []
         p = sum(e.p for e in held) / len(held)
         return [
             SpokenWord(
-                "".join(e.text for e in held), held[0].frame * self._frame_s, (held[-1].frame + 1) * self._frame_s, p
+                "".join(e.text for e in held).strip(),
+                held[0].frame * self._frame_s,
+                (held[-1].frame + 1) * self._frame_s,
+                p,
             )
         ]

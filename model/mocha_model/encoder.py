@@ -1,7 +1,7 @@
-"""The encoder: strided convolutions, ConvLSTM, convolution, LSTM stack with projections. Unidirectional and causal.
+"""The encoder: strided convolutions, ConvLSTM, convolution, LSTM stack. Unidirectional and causal.
 
-Raffel 2017, D.1.2 and Chiu & Raffel 2018, A.1. Every layer keeps the step/state contract of `streaming`; whole
-utterances, training batches and live streams go through the same `step`.
+Raffel 2017, D.1.1 and D.1.2, and Chiu & Raffel 2018, A.1. Every layer keeps the step/state contract of `streaming`;
+whole utterances, training batches and live streams go through the same `step`.
 """
 
 from dataclasses import dataclass
@@ -106,25 +106,26 @@ class ConvLSTM(nn.Module):
         return y, num_out
 
 
-class ProjectedLSTM(nn.Module):
-    """LSTM, dense layer, batch norm, ReLU, dropout."""
+class LSTMLayer(nn.Module):
+    """LSTM; dense layer, batch norm and ReLU if there is a projection; dropout."""
 
-    def __init__(self, in_size: int, lstm_size: int, out_size: int, dropout: float) -> None:
+    def __init__(self, in_size: int, lstm_size: int, projection_size: int | None, dropout: float) -> None:
         super().__init__()
         self.lstm = nn.LSTM(in_size, lstm_size, batch_first=True)
-        self.projection = nn.Linear(lstm_size, out_size, bias=False)
-        self.norm = MaskedBatchNorm(out_size)
+        self.out_size = projection_size or lstm_size
+        self.projection = nn.Linear(lstm_size, projection_size, bias=False) if projection_size else None
+        self.norm = MaskedBatchNorm(projection_size) if projection_size else None
         self.dropout = nn.Dropout(dropout)
 
     def init_state(self, batch_size: int) -> RecurrentState:
         """Zeros [B, S]."""
-        zeros = self.projection.weight.new_zeros(batch_size, self.lstm.hidden_size)
+        zeros = next(self.lstm.parameters()).new_zeros(batch_size, self.lstm.hidden_size)
         return RecurrentState(zeros, zeros.clone())
 
     def step(self, x: Tensor, num_valid: Tensor, state: RecurrentState) -> tuple[Tensor, Tensor, RecurrentState]:
         """[B, T, I] -> [B, T, O]."""
         if x.shape[1] == 0:
-            return x.new_zeros(x.shape[0], 0, self.projection.out_features), num_valid, state
+            return x.new_zeros(x.shape[0], 0, self.out_size), num_valid, state
         before = (state.hidden[None], state.cell[None])
         if is_uniform(num_valid, x.shape[1]):
             y, (hidden, cell) = self.lstm(x, before)
@@ -142,8 +143,39 @@ class ProjectedLSTM(nn.Module):
         return self._project(self.lstm(x)[0], num_valid), num_valid
 
     def _project(self, y: Tensor, num_valid: Tensor) -> Tensor:
-        projected: Tensor = self.dropout(self.norm(self.projection(y), num_valid).relu())
-        return projected
+        if self.projection is not None and self.norm is not None:
+            y = self.norm(self.projection(y), num_valid).relu()
+        result: Tensor = self.dropout(y)
+        return result
+
+
+class TimeReduction(nn.Module):
+    """Skips every other item (Raffel 2017, D.1.1; after Chan et al. 2016): item 2j becomes item j.
+
+    The first of each pair is kept, so that nothing waits for an item it does not use.
+    """
+
+    like: Tensor  # has the device and dtype of the state
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.framing = SlidingWindow(2, 2)
+        self.register_buffer("like", torch.zeros(()), persistent=False)
+
+    def init_state(self, batch_size: int) -> WindowState:
+        """One item before the first, so that windows end at the items 0, 2, 4 ..."""
+        return self.framing.init_state(batch_size, (self.size,), 1, self.like)
+
+    def step(self, x: Tensor, num_valid: Tensor, state: WindowState) -> tuple[Tensor, Tensor, WindowState]:
+        """[B, T, D] -> [B, T / 2, D], rounded up at the start of a stream."""
+        left, num_out, state = self.framing.step(x, num_valid, state)
+        longest = int(num_out.max()) if len(num_out) else 0
+        return left[:, 1 : 2 * longest : 2], num_out, state
+
+    def forward(self, x: Tensor, num_valid: Tensor) -> tuple[Tensor, Tensor]:
+        """A whole batch from the start."""
+        return x[:, ::2], (num_valid + 1).div(2, rounding_mode="floor")
 
 
 class Encoder(nn.Module):
@@ -152,7 +184,7 @@ class Encoder(nn.Module):
     def __init__(self, num_features: int, num_maps: int, config: EncoderConfig) -> None:
         """`num_maps` feature maps (1, or 3 with deltas) share the `num_features` values of a frame."""
         super().__init__()
-        self.num_maps, self.output_size = num_maps, config.projection_size
+        self.num_maps, self.output_size = num_maps, config.output_size
         channels = num_maps
         bins = self.num_bins = num_features // num_maps
         grid: list[nn.Module] = []
@@ -164,10 +196,13 @@ class Encoder(nn.Module):
         if config.num_conv_lstm_layers:
             grid.append(CausalConv(channels, channels, bins, stride=1))
         self.grid = nn.ModuleList(grid)
-        size, stack = channels * bins, []
-        for lstm_size in config.lstm_sizes:
-            stack.append(ProjectedLSTM(size, lstm_size, config.projection_size, config.dropout))
-            size = config.projection_size
+        size, stack = channels * bins, list[nn.Module]()
+        for number, lstm_size in enumerate(config.lstm_sizes, 1):
+            layer = LSTMLayer(size, lstm_size, config.projection_size, config.dropout)
+            size = layer.out_size
+            stack.append(layer)
+            if number in config.time_reduction_after:
+                stack.append(TimeReduction(size))
         self.stack = nn.ModuleList(stack)
 
     def init_state(self, batch_size: int) -> tuple[Any, ...]:

@@ -16,8 +16,7 @@ class SpeechModel(nn.Module):
         super().__init__()
         self.config = config
         self.features = LogMel(config.features)
-        num_maps = 3 if config.features.deltas else 1
-        self.encoder = Encoder(config.features.num_features, num_maps, config.encoder)
+        self.encoder = Encoder(config.features.num_features, config.features.num_maps, config.encoder)
         self.ctc = nn.Linear(self.encoder.output_size, config.vocab_size)
         self.decoder = Decoder(config)
 

@@ -44,7 +44,7 @@ class Recognizer:
         """Greedy search, or beam search if `beam` is given, with the scorers of `fusion`."""
         self.model, self.tokenizer, self.provenance = model.eval(), tokenizer, provenance or {}
         self.config = model.config
-        parts = (model.decoder, model.config.decoder, tokenizer.encode(" ")[0])
+        parts = (model.decoder, model.config.decoder, tokenizer.space_id)
         self._search: GreedySearch | BeamSearch = BeamSearch(*parts, beam, fusion) if beam else GreedySearch(*parts)
 
     @classmethod

@@ -142,8 +142,10 @@ class PhraseBooster:
     """
 
     def __init__(self, phrases: list[str], tokenizer: Tokenizer, bonus: float = 1.0) -> None:
-        """`bonus` is per character of a phrase."""
-        space, vocab = tokenizer.encode(" ")[0], tokenizer.vocab_size
+        """`bonus` is per character of a phrase; raises ValueError where the units are words."""
+        if tokenizer.units != "characters":
+            raise ValueError("phrases are boosted character by character, and these units are words")
+        space, vocab = tokenizer.space_id, tokenizer.vocab_size
         children: list[dict[int, int]] = [{}, {}]  # node 0: inside another word, node 1: where a word may begin
         depth, complete = [0, 0], [False, False]
         for phrase in phrases:

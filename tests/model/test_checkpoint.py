@@ -1,5 +1,6 @@
 """Checkpoints: a round trip, and a clear error for every way a file can be wrong."""
 
+import string
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from mocha_model.checkpoint import BUNDLED, CheckpointError, load_checkpoint, save_checkpoint
+from mocha_model.emissions import WordAssembler, text_of
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer, normalize_text
 
@@ -49,6 +51,27 @@ def test_vocabulary_is_data_of_any_script():
     tokenizer = Tokenizer.from_texts([normalize_text("Привет, мир!"), normalize_text("日本語")])
     assert tokenizer.decode(tokenizer.encode("мир")) == "мир"
     assert tokenizer.encode("x") == [tokenizer.unk_id]
+
+
+def test_words_are_units_too(tmp_path: Path, lively: Recognizer):
+    phones = "h#  sh ix hv eh dcl ax-h q h#\n"
+    text = normalize_text(phones, "words")
+    assert text == "h# sh ix hv eh dcl ax-h q h#"
+    tokenizer = Tokenizer.from_texts([text, *string.ascii_letters], "words")
+    ids = tokenizer.encode(text)
+    assert len(ids) == 9 and tokenizer.decode(ids) == text and tokenizer.decode([2, *ids[:2], 0]) == "h# sh"
+    assert tokenizer.encode("zz sh") == [tokenizer.unk_id, ids[1]] and tokenizer.space_id == -1
+    lively = Recognizer(lively.model, Tokenizer(tokenizer.symbols[: lively.config.vocab_size], "words"))
+    save_checkpoint(tmp_path / "phones.safetensors", lively.model, lively.tokenizer, {})
+    loaded = Recognizer.load(tmp_path / "phones.safetensors")
+    assert (loaded.tokenizer.units, loaded.tokenizer.symbols) == ("words", lively.tokenizer.symbols)
+    emissions = loaded.transcribe(torch.randn(30_000, generator=torch.Generator().manual_seed(0)) * 0.1)
+    assembler = WordAssembler(0.04)
+    spoken = [word.word for e in emissions for word in assembler.push(e)]
+    assert spoken == text_of(emissions).split() and len(spoken) > 10
+    assert set(spoken) <= set(lively.tokenizer.symbols)
+    with pytest.raises(ValueError, match="units"):
+        Tokenizer(tokenizer.symbols, "phones")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,12 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.conftest import lively_recognizer
 
 from mocha_model import config as presets
 from mocha_model.emissions import Emission
+from mocha_model.encoder import LSTMLayer
+from mocha_model.features import LogMel
 from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer
 from mocha_model.streaming import gather_rows, map_state, scatter_rows, state_bytes
@@ -23,6 +26,23 @@ def audio(rows: int) -> torch.Tensor:
 
 def key(emissions: list[Emission]) -> list[tuple[str, int, bool]]:
     return [(e.text, e.frame, e.end_of_segment) for e in emissions]
+
+
+def skipping() -> presets.ModelConfig:
+    """In the shape of `timit`: no convolutions, plain LSTM layers with time reduction, energy, hard attention."""
+    like = presets.timit(32)
+    return like.model_copy(
+        update={
+            "features": like.features.model_copy(update={"num_mels": 16}),
+            "encoder": like.encoder.model_copy(update={"lstm_sizes": (24, 20, 16)}),
+            "decoder": like.decoder.model_copy(update={"embedding_size": 8, "lstm_size": 16}),
+        }
+    )
+
+
+@pytest.fixture(scope="module", params=["every kind of layer", "time reduction"])
+def lively(request: pytest.FixtureRequest) -> Recognizer:
+    return lively_recognizer(None if request.param == "every kind of layer" else skipping())
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +101,7 @@ def test_rows_move_through_a_pool(lively: Recognizer, whole: list[list[Emission]
 def test_state_does_not_grow(lively: Recognizer):
     state = lively.init_state(1)
     size = state_bytes(state)
-    for _ in range(50):
+    for _ in range(15):
         _, state = lively.step(audio(1), torch.tensor([NUM_SAMPLES]), state)
         assert state_bytes(state) == size
 
@@ -95,7 +115,7 @@ def test_flush_returns_fresh_rows(lively: Recognizer, whole: list[list[Emission]
     assert key(again[0] + rest[0]) == key(whole[0])
 
 
-@pytest.mark.parametrize("preset", ["wsj_mocha", "small", "tiny"])
+@pytest.mark.parametrize("preset", ["wsj_mocha", "timit", "small", "tiny"])
 def test_training_forward_equals_streaming_step(preset: str):
     torch.manual_seed(0)
     model = SpeechModel(getattr(presets, preset)(30)).eval()
@@ -112,8 +132,56 @@ def test_training_forward_equals_streaming_step(preset: str):
 def test_wsj_network_has_the_papers_sizes():
     config = presets.wsj_mocha(32)
     assert config.features.num_features == 240 and config.encoder.subsampling == 4
+    assert (config.attention.mechanism, config.attention.chunk_width) == ("mocha", 2)
+    assert presets.wsj_monotonic(32) == config.with_attention(mechanism="monotonic")
     assert config.encoder.lstm_sizes == (256, 256, 256) and config.attention.size == 128
     assert SpeechModel(config).decoder.embedding.embedding_dim == 64
+
+
+def test_timit_network_has_the_papers_sizes():
+    model = SpeechModel(presets.timit(65)).eval()
+    layers = [layer for layer in model.encoder.stack if isinstance(layer, LSTMLayer)]
+    assert [(layer.lstm.input_size, layer.lstm.hidden_size) for layer in layers] == [(123, 512), (512, 512), (512, 512)]
+    assert model.config.frame_samples == 640  # 40 ms
+    assert model.decoder.output.in_features == 256 and model.decoder.embedding.embedding_dim == 30
+    assert model.decoder.attention.energies.bias.tolist() == [-1.0]
+
+
+def test_time_reduction_skips_every_other_state():
+    """Definition: the stack computed layer by layer on whole utterances, with a slice where states are skipped."""
+    torch.manual_seed(0)
+    model = SpeechModel(skipping()).eval()
+    samples, lengths = audio(2)[:, :20_000], torch.tensor([20_000, 7_000])
+    with torch.no_grad():
+        frames, num_frames = model.features(samples, lengths)
+        memory, num_memory = model.encode(frames, num_frames)
+        first, second, third = (layer.lstm for layer in model.encoder.stack if isinstance(layer, LSTMLayer))
+        for row, length in enumerate(num_frames.tolist()):
+            bands_together = frames[row, :length].view(length, 3, 17).transpose(1, 2).flatten(1)
+            expected = third(second(first(bands_together)[0][::2])[0][::2])[0]
+            assert len(expected) == num_memory[row]
+            torch.testing.assert_close(memory[row, : len(expected)], expected)
+
+
+def test_time_reductions_follow_layers_that_there_are():
+    for after in ((0,), (4,), (1, 1)):
+        with pytest.raises(ValueError, match="time_reduction_after"):
+            presets.EncoderConfig(lstm_sizes=(8, 8, 8), time_reduction_after=after)
+
+
+def test_features_have_energy_and_are_standardised_with_their_differences():
+    config = presets.FeatureConfig(num_mels=16, energy=True, deltas=True, tail_samples=0)
+    features, samples = LogMel(config), audio(1)
+    length = torch.tensor([NUM_SAMPLES])
+    raw, _ = features.raw(samples, length)
+    window = samples[0, 800:1200] * torch.hann_window(400, periodic=False)  # frame 5
+    assert raw[0, 5, 16] == pytest.approx(float((window.square().sum() + config.floor).log()), abs=1e-4)
+    torch.testing.assert_close(raw[0, 5, 17:34], raw[0, 5, :17] - raw[0, 4, :17])
+    torch.testing.assert_close(raw[0, 5, 34:], raw[0, 5, 17:34] - raw[0, 4, 17:34])
+    features.set_normalization(raw[0].mean(0), raw[0].std(0))
+    frames, _ = features(samples, length)
+    torch.testing.assert_close(frames[0].mean(0), torch.zeros(51), atol=1e-4, rtol=0)
+    torch.testing.assert_close(frames[0].std(0), torch.ones(51), atol=1e-4, rtol=0)
 
 
 def test_segments_end_after_silence_and_text_goes_on(lively: Recognizer):

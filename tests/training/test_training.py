@@ -21,7 +21,7 @@ from mocha_training.augment import AugmentConfig, Augmenter, add_noise, change_s
 from mocha_training.average import average_checkpoints
 from mocha_training.config import TrainConfig
 from mocha_training.data import Corpus, CorpusError, Utterance, load_corpus, make_batches, trainable
-from mocha_training.evaluate import Result, character_latencies, evaluate_corpus, summarize
+from mocha_training.evaluate import Result, evaluate_corpus, summarize, symbol_latencies
 from mocha_training.recipes import plain
 from mocha_training.trainer import EpochBatches, Trainer
 
@@ -139,7 +139,6 @@ def test_losses_are_their_definitions():
     real = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
     expected = -sum(0.9 * log_probs[b, u, tokens[b, u]] + 0.1 * log_probs[b, u].mean() for b, u in real) / 5
     torch.testing.assert_close(losses.label_smoothed_cross_entropy(logits, tokens, lengths, 0.1), expected)
-    weights = (0.2, 0.3)
     terms = [
         0.7 * log_probs[0, 0, 4] + 0.3 * log_probs[0, 0, 1],
         0.2 * log_probs[0, 1, 4] + 0.5 * log_probs[0, 1, 1] + 0.3 * log_probs[0, 1, 2],
@@ -147,7 +146,7 @@ def test_losses_are_their_definitions():
         0.7 * log_probs[1, 0, 3] + 0.3 * log_probs[1, 0, 2],
         0.2 * log_probs[1, 1, 3] + 0.8 * log_probs[1, 1, 2],
     ]
-    smoothed = losses.localized_label_smoothing(logits, tokens, lengths, weights)
+    smoothed = losses.localized_label_smoothing(logits, tokens, lengths, (0.4, 1.0, 0.6))
     torch.testing.assert_close(smoothed, -torch.stack(terms).sum() / 5)
     alpha = torch.tensor([[[0.5, 0.5], [0.25, 0.25], [0.0, 1.0]], [[1.0, 0.0], [0.0, 0.5], [9.0, 9.0]]])
     torch.testing.assert_close(losses.quantity(alpha, lengths), torch.tensor((0.5 + 0.5) / 5))
@@ -315,11 +314,11 @@ def test_error_rates_without_references_are_unknown_not_zero():
     assert [summary[name] for name in ("wer", "cer", "ctc_wer", "ctc_cer")] == [None] * 4
 
 
-def test_latency_counts_only_matching_characters():
+def test_latency_counts_only_matching_symbols():
     from mocha_model.emissions import Emission
 
     emissions = [Emission(c, f, 0.9, False, ()) for c, f in (("a", 5), ("x", 6), ("c", 12))]
-    assert character_latencies(emissions, "abc", [3, 5, 9], 40.0) == (80.0, 120.0)
+    assert symbol_latencies(emissions, ["a", "b", "c"], [3, 5, 9], 40.0) == (80.0, 120.0)
 
 
 def test_config_refuses_what_it_does_not_know():

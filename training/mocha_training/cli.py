@@ -1,4 +1,4 @@
-"""The commands `train`, `evaluate`, `report` and `align`: read options, build objects, print."""
+"""The commands that prepare corpora, train, evaluate and draw: read options, build objects, print."""
 
 import json
 import os
@@ -19,12 +19,15 @@ from mocha_model.beam import BeamConfig
 from mocha_model.checkpoint import CheckpointError, load_checkpoint
 from mocha_model.model import SpeechModel
 from mocha_model.scorers import CharacterLanguageModel, Fusion, LanguageModelError
-from mocha_model.tokenizer import Tokenizer, normalize_text
-from mocha_training import language, pictures, recipes, synthesis
+from mocha_model.search import OfflineModelError
+from mocha_model.tokenizer import Tokenizer, Units, normalize_text
+from mocha_training import corpora, language, phones, pictures, recipes, synthesis
 from mocha_training.augment import Augmenter
-from mocha_training.data import Corpus, CorpusError, decode_audio, load_corpus, trainable
+from mocha_training.config import Preset
+from mocha_training.data import Corpus, CorpusError, decode_audio, find_manifest, load_corpus, trainable
 from mocha_training.evaluate import Beam, Decoding, evaluate_corpus
 from mocha_training.trainer import Trainer
+from mocha_training.weights import draw_weights
 
 console = Console(stderr=True)
 
@@ -44,14 +47,44 @@ def feature_statistics(model: SpeechModel, corpus: Corpus, count: int, seed: int
     model.features.set_normalization(everything.mean(0), everything.std(0))
 
 
+def prepare_timit(
+    corpus: Annotated[Path, typer.Option(help="directory of the disc, with data/TRAIN and data/TEST")],
+    out: Annotated[Path, typer.Option(help="directory for the manifests train, dev and test (*.jsonl.gz)")],
+) -> None:
+    """Read TIMIT in its own layout; its phones become the text."""
+    try:
+        counts = corpora.prepare_timit(corpus, out)
+    except CorpusError as error:
+        raise _fail(error) from error
+    console.print(", ".join(f"{name} {count}" for name, count in counts.items()) + " utterances")
+
+
+def prepare_kaldi(
+    train: Annotated[Path, typer.Option(help="Kaldi data directory to train on; for WSJ train_si284")],
+    dev: Annotated[Path, typer.Option(help="for WSJ test_dev93")],
+    test: Annotated[Path, typer.Option(help="for WSJ test_eval92")],
+    out: Annotated[Path, typer.Option(help="directory for the manifests train, dev and test (*.jsonl.gz)")],
+) -> None:
+    """Read a corpus that Kaldi's scripts have prepared, such as WSJ."""
+    try:
+        counts = corpora.prepare_kaldi({"train": train, "dev": dev, "test": test}, out)
+    except CorpusError as error:
+        raise _fail(error) from error
+    console.print(", ".join(f"{name} {count}" for name, count in counts.items()) + " utterances")
+
+
 def train(
     out: Annotated[Path, typer.Option(help="directory of the run; resumed if it has one")],
     data: Annotated[
-        list[Path], typer.Option(envvar="MOCHA_SPEECH", help="corpus directory with train.jsonl; may be given again")
+        list[Path],
+        typer.Option(envvar="MOCHA_SPEECH", help="corpus directory with train.jsonl[.gz]; may be given again"),
     ],
     recipe: Annotated[str, typer.Option(help="one of: " + ", ".join(recipes.RECIPES))] = "bundled",
-    preset: Annotated[str, typer.Option(help="model sizes: small, wsj_mocha, tiny")] = "small",
-    mechanism: Annotated[str, typer.Option(help="attention: softmax, monotonic, mocha, matcha")] = "mocha",
+    preset: Annotated[Preset | None, typer.Option(help="network, instead of the recipe's")] = None,
+    mechanism: Annotated[
+        str | None, typer.Option(help="attention, instead of the network's: softmax, monotonic, mocha, matcha")
+    ] = None,
+    ctc_only: Annotated[bool, typer.Option(help="train the CTC branch alone, to the end: the baseline")] = False,
     chunk_width: Annotated[int | None, typer.Option(help="w of MoChA, bound of MAtChA")] = None,
     init: Annotated[Path | None, typer.Option(help="start from the weights of this checkpoint")] = None,
     max_minutes: Annotated[float | None, typer.Option(help="time budget, for the schedules too")] = None,
@@ -68,21 +101,24 @@ def train(
         device = f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" else device
     try:
         config = recipes.RECIPES[recipe]()
-        changes = {"max_minutes": max_minutes, "steps": steps}
+        changes = {"max_minutes": max_minutes, "steps": steps, "preset": preset, "ctc_only": 1.0 if ctc_only else None}
         config = config.model_copy(update={k: v for k, v in changes.items() if v is not None})
-        everything = Corpus.joined([load_corpus(directory / "train.jsonl") for directory in data])
-        corpus = trainable(everything, config.min_seconds, config.max_seconds)
-        noises, dev = _first(data, "noise.jsonl"), _first(data, "dev.jsonl")
+        everything = Corpus.joined([load_corpus(find_manifest(d, "train"), units=config.units) for d in data])
+        corpus = trainable(everything, config.min_seconds, config.max_seconds, config.units)
+        noises, dev = _first(data, "noise", config.units), _first(data, "dev", config.units)
         if init is None:
-            tokenizer = Tokenizer.from_texts(u.text for u in corpus.utterances)
+            tokenizer = Tokenizer.from_texts((u.text for u in corpus.utterances), config.units)
             torch.manual_seed(config.seed)
-            sizes: model_config.ModelConfig = getattr(model_config, preset)(tokenizer.vocab_size)
-            chosen_attention = {"mechanism": mechanism} | ({"chunk_width": chunk_width} if chunk_width else {})
-            model = SpeechModel(sizes.with_attention(**chosen_attention))
+            sizes: model_config.ModelConfig = getattr(model_config, config.preset)(tokenizer.vocab_size)
+            attention = {"mechanism": mechanism, "chunk_width": chunk_width}
+            model = SpeechModel(sizes.with_attention(**{k: v for k, v in attention.items() if v is not None}))
+            draw_weights(model, config.init)
             feature_statistics(model, corpus, 500, config.seed)
         else:
             start = load_checkpoint(init)
             model, tokenizer = start.model, start.tokenizer
+            if tokenizer.units != config.units:
+                raise CheckpointError(f"{init}: its units are {tokenizer.units}, the recipe's {config.units}")
     except (CorpusError, CheckpointError, KeyError, AttributeError) as error:
         raise _fail(error) from error
     if dev is not None:
@@ -96,9 +132,10 @@ def train(
     trainer.run()
 
 
-def _first(directories: list[Path], name: str) -> Corpus | None:
-    """The corpus of that name in the first directory that has one."""
-    return next((load_corpus(d / name) for d in directories if (d / name).is_file()), None)
+def _first(directories: list[Path], split: str, units: Units) -> Corpus | None:
+    """That split of the first directory that has it."""
+    manifests = (find_manifest(directory, split) for directory in directories)
+    return next((load_corpus(manifest, units=units) for manifest in manifests if manifest.is_file()), None)
 
 
 def evaluate(
@@ -118,12 +155,14 @@ def evaluate(
     length_bonus: Annotated[float, typer.Option(help="per symbol, in beam search")] = 0.0,
     lm: Annotated[Path | None, typer.Option(help="language model of `train-lm`, for beam search")] = None,
     lm_weight: Annotated[float, typer.Option(help="of the language model")] = 0.3,
+    fold_phones: Annotated[bool, typer.Option(help="score TIMIT's phones as 39 classes; WER is then PER")] = False,
     threads: Annotated[int, typer.Option(help="CPU threads; the real-time factor is per these")] = 1,
 ) -> None:
     """WER, CER, CTC branch, emission latency against a CTC forced alignment, token counts and real-time factor."""
     torch.set_num_threads(threads)
     try:
-        checkpoint, corpus = load_checkpoint(model), load_corpus(manifest)
+        checkpoint = load_checkpoint(model)
+        corpus = load_corpus(manifest, units=checkpoint.tokenizer.units)
         fusion = Fusion(((lm_weight, CharacterLanguageModel.load(lm, checkpoint.tokenizer)),) if lm else ())
     except (CorpusError, CheckpointError, LanguageModelError) as error:
         raise _fail(error) from error
@@ -136,9 +175,17 @@ def evaluate(
         corpus = corpus.subset(list(range(min(limit, len(corpus.utterances)))))
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("evaluating", total=len(corpus.utterances))
-        report, results = evaluate_corpus(
-            checkpoint.model, checkpoint.tokenizer, corpus, how, lambda done: bar.advance(task, done)
-        )
+        try:
+            report, results = evaluate_corpus(
+                checkpoint.model,
+                checkpoint.tokenizer,
+                corpus,
+                how,
+                lambda done: bar.advance(task, done),
+                phones.fold_phones if fold_phones else str,
+            )
+        except (phones.PhoneError, OfflineModelError) as error:
+            raise _fail(error) from error
     if hypotheses is not None:
         with hypotheses.open("w", encoding="utf-8") as file:
             for r in results:
@@ -221,7 +268,7 @@ def report(
     """Draw a run's loss curves and the alignments of three dev utterances to PNG."""
     try:
         checkpoint = load_checkpoint(model or run / "final.safetensors")
-        dev = load_corpus(data / "dev.jsonl")
+        dev = load_corpus(find_manifest(data, "dev"), units=checkpoint.tokenizer.units)
     except (CorpusError, CheckpointError) as error:
         raise _fail(error) from error
     out.mkdir(parents=True, exist_ok=True)
@@ -247,6 +294,6 @@ def align(
         raise _fail(error) from error
     if out.suffix not in (".png", ".svg"):
         raise _fail(f"{out}: a picture is .png or .svg")
-    spoken = None if text is None else normalize_text(text)
+    spoken = None if text is None else normalize_text(text, checkpoint.tokenizer.units)
     pictures.draw_alignment(checkpoint.model, checkpoint.tokenizer, samples, spoken).savefig(out, dpi=110)
     console.print(f"wrote {out}")

@@ -1,10 +1,14 @@
 """Everything a training run is told, in one typed object that travels in its checkpoints. No tensors, no paths."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from mocha_model.tokenizer import Units
 from mocha_training.augment import AugmentConfig
+from mocha_training.weights import InitConfig, WeightNoise
+
+Preset = Literal["small", "wsj_mocha", "wsj_monotonic", "timit", "tiny"]
 
 
 class TrainConfig(BaseModel):
@@ -12,27 +16,47 @@ class TrainConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    preset: Preset = Field("small", description="the network, a function of `mocha_model.config`")
+    init: InitConfig = InitConfig()
+    units: Units = Field("characters", description="what the network reads out: characters, or words such as phones")
+    fold_phones: bool = Field(False, description="score TIMIT's phones as 39 classes in evaluations during training")
+
     seed: int = 0
     steps: int = Field(20_000, gt=0, description="length of the run, unless the time budget ends it first")
     max_minutes: float = Field(0.0, ge=0, description="time budget that the schedules are stretched over; 0 for none")
     batch_seconds: float = Field(160.0, gt=0, description="audio per batch, padding included")
+    batch_utterances: int = Field(0, ge=0, description="utterances per batch, instead of `batch_seconds`; 0 for those")
     bf16: bool = True
 
     learning_rate: float = Field(1e-3, gt=0)
+    rate_drops: tuple[tuple[int, float], ...] = Field(
+        (), description="(step, factor): after so many steps the rate is multiplied; if none, it falls along a cosine"
+    )
     warmup_steps: int = Field(200, ge=1)
     scalar_rate: float = Field(20.0, gt=0, description="times the learning rate for g and r of the attention energies")
-    weight_decay: float = Field(1e-2, ge=0)
+    betas: tuple[float, float] = (0.9, 0.98)
+    epsilon: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(1e-2, ge=0, description="of weight matrices")
+    decoupled_decay: bool = Field(True, description="AdamW; else L2: the decay is part of the gradient that Adam sees")
+    weight_noise: WeightNoise | None = None
     clip: float = Field(5.0, gt=0, description="largest norm of the whole gradient")
 
-    ctc_only: float = Field(0.35, ge=0, lt=1, description="progress until which only the CTC branch is trained")
-    ctc_weight: float = Field(0.4, ge=0, description="beside 1 - this for the decoder, after that")
+    ctc_only: float = Field(
+        0.35, ge=0, le=1, description="progress until which only the CTC branch is trained; 1 for a CTC model"
+    )
+    ctc_weight: float = Field(
+        0.4, ge=0, le=1, description="beside 1 - this for the decoder, after that; with 0 the CTC head only listens"
+    )
     attention: Literal["expected", "path"] = Field(
         "expected", description="over all alignments (the papers), or along the CTC branch's own forced alignment"
     )
     path_weight: float = Field(0.3, ge=0, description="of the likelihood of the path, per token")
     quantity_weight: float = Field(0.2, ge=0)
     latency_weight: float = Field(0.05, ge=0, description="of the CTC-synchronous boundary loss, per frame")
-    label_smoothing: float = Field(0.1, ge=0, lt=1)
+    label_smoothing: float = Field(0.1, ge=0, lt=1, description="of the target mass, spread over the vocabulary")
+    neighbour_smoothing: tuple[float, ...] = Field(
+        (), description="relative target mass of the tokens around each and, in the middle, its own; instead of that"
+    )
     noise_std: float = Field(1.0, ge=0, description="before the sigmoid of the monotonic attention, at full strength")
     noise_full_at: float = Field(0.7, ge=0, le=1, description="progress at which the noise has grown to full strength")
     spec_augment_from: float = Field(0.15, ge=0, le=1, description="progress from which features are masked")
@@ -41,5 +65,14 @@ class TrainConfig(BaseModel):
     max_seconds: float = 20.0
     evaluate_every: int = Field(1000, gt=0)
     save_every: int = Field(500, gt=0)
-    average_last: int = Field(5, ge=1, description="checkpoints averaged at the end")
+    final: Literal["average", "best"] = Field(
+        "average", description="of the last checkpoints, or the best of all evaluations on dev (average without dev)"
+    )
+    average_last: int = Field(5, ge=1, description="checkpoints kept, and averaged at the end")
     augment: AugmentConfig = AugmentConfig()
+
+    @model_validator(mode="after")
+    def _one_smoothing_with_a_middle(self) -> Self:
+        if self.neighbour_smoothing and (self.label_smoothing or len(self.neighbour_smoothing) % 2 == 0):
+            raise ValueError("neighbour_smoothing has an odd number of weights, and label_smoothing is 0 beside it")
+        return self

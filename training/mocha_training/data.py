@@ -21,7 +21,7 @@ from rich.progress import track
 from torch import Tensor
 
 from mocha_model.config import SAMPLE_RATE
-from mocha_model.tokenizer import Tokenizer, normalize_text
+from mocha_model.tokenizer import Tokenizer, Units, normalize_text, split_text
 
 Samples = NDArray[np.int16]
 
@@ -94,8 +94,16 @@ def cache_directory() -> Path:
     return Path(os.environ.get("MOCHA_CACHE", default))
 
 
-def load_corpus(manifest: Path, cache: Path | None = None) -> Corpus:
+def find_manifest(directory: Path, split: str) -> Path:
+    """``SPLIT.jsonl`` of a corpus directory, or the CutSet ``SPLIT.jsonl.gz`` if there is only that."""
+    shards, cuts = directory / f"{split}.jsonl", directory / f"{split}.jsonl.gz"
+    return cuts if cuts.is_file() and not shards.is_file() else shards
+
+
+def load_corpus(manifest: Path, cache: Path | None = None, units: Units = "characters") -> Corpus:
     """Read a manifest (``SPLIT.jsonl`` beside its shards, or a lhotse ``*.jsonl.gz`` CutSet), decoding it once.
+
+    Texts are normalised for `units`.
 
     Raises:
         CorpusError: the manifest or something it names is missing or unreadable.
@@ -117,7 +125,8 @@ def load_corpus(manifest: Path, cache: Path | None = None) -> Corpus:
                 rows.append(asdict(utterance) | {"offset": offset, "num_samples": len(samples)})
                 offset += len(samples)
         index.write_text(json.dumps(rows))
-    utterances = tuple(Utterance(**row) for row in json.loads(index.read_text()))
+    rows = [row | {"text": normalize_text(row["text"], units)} for row in json.loads(index.read_text())]
+    utterances = tuple(Utterance(**row) for row in rows)
     if not utterances:
         raise CorpusError(f"{manifest}: no utterances")
     return Corpus(utterances, (np.memmap(flat, dtype=np.int16, mode="r"),))
@@ -137,7 +146,7 @@ def _shard_recordings(manifest: Path) -> Iterator[tuple[Utterance, Samples]]:
                     if key not in wanted or suffix == "json" or file is None:
                         continue
                     row = wanted.pop(key)
-                    text, speaker = normalize_text(row["text"] or ""), row.get("speaker") or ""
+                    text, speaker = row["text"] or "", row.get("speaker") or ""
                     yield Utterance(key, text, speaker, row["corpus"], 0, 0), decode_audio(file.read(), member.name)
         except (OSError, tarfile.TarError) as error:
             raise CorpusError(f"{manifest.parent / shard}: not a readable shard ({error})") from error
@@ -150,31 +159,34 @@ def _lhotse_recordings(manifest: Path) -> Iterator[tuple[Utterance, Samples]]:
 
     for cut in track(list(CutSet.from_file(manifest)), f"decoding {manifest.name}", transient=True):
         audio = cut.resample(SAMPLE_RATE).load_audio().mean(axis=0)
-        text = normalize_text(" ".join(s.text or "" for s in cut.supervisions))
+        text = " ".join(s.text or "" for s in cut.supervisions)
         speaker = next((s.speaker for s in cut.supervisions if s.speaker), "")
         samples = np.clip(audio * 32768.0, -32768, 32767).astype(np.int16)
         yield Utterance(cut.id, text, speaker, manifest.name.removesuffix(".jsonl.gz"), 0, 0), samples
 
 
-def trainable(corpus: Corpus, min_seconds: float, max_seconds: float) -> Corpus:
-    """Leave out what cannot be learned from: no text, too short, too long, or written in digits."""
+def trainable(corpus: Corpus, min_seconds: float, max_seconds: float, units: Units = "characters") -> Corpus:
+    """Leave out what cannot be learned from: no text, too short, too long, or (among characters) written in digits."""
     kept = [
         i
         for i, u in enumerate(corpus.utterances)
         if u.text
         and min_seconds <= u.num_samples / SAMPLE_RATE <= max_seconds
-        and not any(c.isdigit() for c in u.text)
-        and len(u.text) / (u.num_samples / SAMPLE_RATE) < 24
+        and not (units == "characters" and any(c.isdigit() for c in u.text))
+        and len(split_text(u.text, units)) / (u.num_samples / SAMPLE_RATE) < 24
     ]
     return corpus.subset(kept)
 
 
-def make_batches(corpus: Corpus, max_seconds: float, seed: int, epoch: int, together: int = 1) -> list[list[int]]:
+def make_batches(
+    corpus: Corpus, max_seconds: float, seed: int, epoch: int, together: int = 1, num_utterances: int = 0
+) -> list[list[int]]:
     """Indices of each batch of one epoch: similar lengths together, at most `max_seconds` with padding, shuffled.
 
-    Utterances fall into buckets of one second and each bucket has one batch size, so that few distinct shapes occur.
-    Runs of `together` batches are of one bucket where possible: processes that take them at the same time then finish
-    at the same time. Depends only on the arguments, so any batch of any epoch can be made again.
+    With `num_utterances` a batch has so many, of any length (fewer where a bucket ends). Utterances fall into buckets
+    of one second and each bucket has one batch size, so that few distinct shapes occur. Runs of `together` batches are
+    of one bucket where possible: processes that take them at the same time then finish at the same time. Depends only
+    on the arguments, so any batch of any epoch can be made again.
     """
     rng = np.random.default_rng((seed, epoch))
     lengths = np.array([u.num_samples for u in corpus.utterances]) / SAMPLE_RATE
@@ -183,7 +195,7 @@ def make_batches(corpus: Corpus, max_seconds: float, seed: int, epoch: int, toge
     left: list[list[int]] = []
     for bucket in np.unique(buckets):
         members = rng.permutation(np.nonzero(buckets == bucket)[0]).tolist()
-        size = max(1, int(max_seconds / bucket))
+        size = num_utterances or max(1, int(max_seconds / bucket))
         batches = [members[start : start + size] for start in range(0, len(members), size)]
         whole = len(batches) // together * together
         groups += [batches[start : start + together] for start in range(0, whole, together)]

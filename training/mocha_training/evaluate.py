@@ -18,7 +18,7 @@ from mocha_model.model import SpeechModel
 from mocha_model.offline import decode_softly
 from mocha_model.recognizer import Recognizer
 from mocha_model.scorers import Fusion
-from mocha_model.tokenizer import Tokenizer
+from mocha_model.tokenizer import Tokenizer, split_text
 from mocha_training.data import Batch, Corpus, collate
 from mocha_training.losses import ctc_boundaries
 
@@ -36,7 +36,7 @@ class Beam:
 
 @dataclass(frozen=True)
 class Result:
-    """One utterance: reference, what each branch read, and by how much each matched character came late (ms)."""
+    """One utterance: reference, what each branch read, and by how much each matched symbol came late (ms)."""
 
     key: str
     corpus: str
@@ -56,12 +56,12 @@ def plain(tokenizer: Tokenizer, ids: list[int]) -> str:
     return " ".join(tokenizer.decode(ids).split())
 
 
-def character_latencies(
-    emissions: list[Emission], reference: str, boundaries: list[int], frame_ms: float
+def symbol_latencies(
+    emissions: list[Emission], reference: list[str], boundaries: list[int], frame_ms: float
 ) -> tuple[float, ...]:
-    """Emission frame minus CTC end frame, in ms, of the characters that hypothesis and reference share."""
+    """Emission frame minus CTC end frame, in ms, of the symbols that hypothesis and reference share; no spaces."""
     spoken = [e for e in emissions if not e.end_of_segment]
-    hypothesis = "".join(e.text for e in spoken)
+    hypothesis = [e.text.strip() or e.text for e in spoken]
     late = []
     for block in Levenshtein.opcodes(hypothesis, reference):
         if block.tag != "equal":
@@ -123,7 +123,8 @@ def transcribe_corpus(
         ends = ctc_boundaries(log_probs, num_frames, batch.tokens, batch.num_tokens)
         for row, u in enumerate(chosen):
             ctc_text = collapse(log_probs[row, : int(num_frames[row])].argmax(1), tokenizer)
-            late = character_latencies(read.emissions[row], u.text, ends[row].tolist(), frame_ms)
+            symbols = split_text(u.text, tokenizer.units)
+            late = symbol_latencies(read.emissions[row], symbols, ends[row].tolist(), frame_ms)
             results.append(Result(u.key, u.corpus, u.text, read.texts[row], ctc_text, late))
         progress(len(chosen))
     return results, spent
@@ -134,11 +135,15 @@ def _percentiles(values: list[float]) -> dict[str, float | None]:
     return {name: float(np.percentile(values, q)) if values else None for name, q in points.items()}
 
 
-def summarize(results: list[Result]) -> dict[str, Any]:
-    """Figures over some results: error rates are ratios (None without references), latencies milliseconds."""
-    scored = [r for r in results if r.reference]
-    references = [r.reference for r in scored]
-    hypotheses, ctc = [r.hypothesis for r in scored], [r.ctc for r in scored]
+def summarize(results: list[Result], fold: Callable[[str], str] = str) -> dict[str, Any]:
+    """Figures over some results: error rates are ratios (None without references), latencies milliseconds.
+
+    What stands between spaces counts as a word: where the units are phones, WER is the phone error rate. All texts
+    are passed through `fold` first.
+    """
+    scored = [r for r in results if fold(r.reference)]
+    references = [fold(r.reference) for r in scored]
+    hypotheses, ctc = [fold(r.hypothesis) for r in scored], [fold(r.ctc) for r in scored]
     return {
         "utterances": len(results),
         "wer": jiwer.wer(references, hypotheses) if scored else None,
@@ -156,6 +161,7 @@ def evaluate_corpus(
     corpus: Corpus,
     decoding: Decoding | Beam | None = None,
     progress: Callable[[int], None] = lambda done: None,
+    fold: Callable[[str], str] = str,
 ) -> tuple[dict[str, Any], list[Result]]:
     """The whole report (see `summarize`), with ``rtf`` (decoding time over audio time) and ``by_corpus``.
 
@@ -164,11 +170,11 @@ def evaluate_corpus(
     chosen: Decoding | Beam = decoding or ("online" if model.decoder.attention.is_online else "soft")
     results, spent = transcribe_corpus(model, tokenizer, corpus, chosen, progress)
     names = sorted({r.corpus for r in results})
-    report = summarize(results) | {
+    report = summarize(results, fold) | {
         "decoding": "beam" if isinstance(chosen, Beam) else chosen,
         "rtf": spent / corpus.seconds,
         "hours": corpus.seconds / 3600,
         "sample_rate": SAMPLE_RATE,
-        "by_corpus": {name: summarize([r for r in results if r.corpus == name]) for name in names},
+        "by_corpus": {name: summarize([r for r in results if r.corpus == name], fold) for name in names},
     }
     return report, results

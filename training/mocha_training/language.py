@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mocha_model.scorers import CharacterLanguageModel
-from mocha_model.tokenizer import Tokenizer, normalize_text
+from mocha_model.tokenizer import Tokenizer, normalize_text, split_text
 
 LENGTH = 96  # symbols per training row
 
@@ -33,8 +33,9 @@ def read_lines(paths: list[Path]) -> list[str]:
 
 def read_sentences(paths: list[Path], tokenizer: Tokenizer) -> list[str]:
     """Normalised lines that the vocabulary can write; raises TextError where there are none."""
-    known = set(tokenizer.symbols)
-    sentences = [s for s in map(normalize_text, read_lines(paths)) if s and known.issuperset(s)]
+    known, units = set(tokenizer.symbols), tokenizer.units
+    cleaned = (normalize_text(line, units) for line in read_lines(paths))
+    sentences = [s for s in cleaned if s and known.issuperset(split_text(s, units))]
     if not sentences:
         raise TextError(f"{', '.join(map(str, paths))}: no sentence that the vocabulary can write")
     return sentences

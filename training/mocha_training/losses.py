@@ -20,25 +20,27 @@ def label_smoothed_cross_entropy(logits: Tensor, tokens: Tensor, num_tokens: Ten
 
 
 def localized_label_smoothing(logits: Tensor, tokens: Tensor, num_tokens: Tensor, weights: tuple[float, ...]) -> Tensor:
-    """Cross-entropy whose target gives mass to neighbouring tokens of the transcript (Chorowski & Jaitly 2017).
+    """Mean cross-entropy per token whose targets give mass to neighbouring tokens (Chorowski & Jaitly 2017).
 
-    `weights` are for neighbours [-k ... -1, 1 ... k], such as (0.015, 0.035, 0.035, 0.015) in Chiu & Raffel 2018,
-    A.1; the rest of the mass stays on the token itself. Neighbours outside the transcript give theirs back to it.
+    `weights` are those of tokens [-k ... k] relative to the target, divided by their sum; in Raffel 2017, D.1.2
+    (0.015, 0.035, 1, 0.035, 0.015). What falls outside the transcript goes to the token itself. Tensors as for
+    `label_smoothed_cross_entropy`.
     """
     log_probs = logits.float().log_softmax(-1)
     mask = valid_mask(num_tokens, tokens.shape[1])
-    reach, length = len(weights) // 2, tokens.shape[1]
+    reach, length, total = len(weights) // 2, tokens.shape[1], sum(weights)
     own = torch.ones_like(tokens, dtype=torch.float32)
     loss = torch.zeros_like(own)
     place = torch.arange(length, device=tokens.device)
-    offsets = [k for k in range(-reach, reach + 1) if k]
-    for offset, weight in zip(offsets, weights, strict=True):
+    for offset, weight in zip(range(-reach, reach + 1), weights, strict=True):
+        if offset == 0:
+            continue
         at = (place + offset).clamp(0, length - 1)
-        inside = ((place + offset >= 0) & (place + offset < num_tokens[:, None])).float() * weight
+        inside = ((place + offset >= 0) & (place + offset < num_tokens[:, None])).float() * (weight / total)
         loss = loss - inside * log_probs.gather(2, tokens[:, at, None])[..., 0]
         own = own - inside
     loss = loss - own * log_probs.gather(2, tokens[..., None])[..., 0]
-    return (loss * mask).sum() / mask.sum()
+    return (loss * mask).sum() / mask.sum().clamp(min=1)
 
 
 def ctc(log_probs: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ nothing of command lines.
 
 import json
 import math
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from mocha_training.augment import Augmenter, spec_augment
 from mocha_training.config import TrainConfig
 from mocha_training.data import Batch, Corpus, collate, make_batches
 from mocha_training.evaluate import evaluate_corpus
+from mocha_training.phones import fold_phones
+from mocha_training.weights import noisy_parameters, perturbed
 
 LENGTH_MULTIPLE = 16_000  # samples; with the buckets of `make_batches` this leaves few distinct shapes
 
@@ -49,7 +52,9 @@ class EpochBatches(Dataset[Batch]):
     ) -> None:
         self.augmenter, self.tokenizer, self.config, self.epoch, self.first = augmenter, tokenizer, config, epoch, first
         self.rank, self.world = rank, world
-        self.batches = make_batches(augmenter.corpus, config.batch_seconds, config.seed, epoch, world)
+        self.batches = make_batches(
+            augmenter.corpus, config.batch_seconds, config.seed, epoch, world, config.batch_utterances
+        )
 
     def __len__(self) -> int:
         """Batches left in the epoch for this process; the same number for each."""
@@ -64,7 +69,10 @@ class EpochBatches(Dataset[Batch]):
 
 
 class Trainer:
-    """A run in a directory: ``last.pt`` to resume from, ``step-N.safetensors``, ``log.jsonl``, TensorBoard events."""
+    """A run in a directory: ``last.pt`` to resume from, ``log.jsonl``, TensorBoard events, checkpoints.
+
+    ``step-N.safetensors`` are the last ones, ``best.safetensors`` has the fewest errors on dev so far.
+    """
 
     def __init__(
         self,
@@ -91,7 +99,15 @@ class Trainer:
             {"params": other, "weight_decay": 0.0, "factor": 1.0},
             {"params": scalars, "weight_decay": 0.0, "factor": config.scalar_rate},
         ]
-        self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.98))
+        self.optimizer = torch.optim.Adam(
+            groups,
+            lr=config.learning_rate,
+            betas=config.betas,
+            eps=config.epsilon,
+            decoupled_weight_decay=config.decoupled_decay,
+        )
+        self.noisy = noisy_parameters(model, config.weight_noise.where) if config.weight_noise else []
+        self.fewest_errors = math.inf
         self.step = self.epoch = self.batch_in_epoch = 0
         self.elapsed_s = self.heard_s = 0.0
         self.seconds = 0.0  # that this process took since the last step
@@ -136,13 +152,14 @@ class Trainer:
             group["lr"] = self.learning_rate() * group["factor"]
         self.model.train()
         batch = batch.to(self.device)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bf16):
-            parts = self.losses(batch)
-        loss = torch.stack([weight * value for weight, value in parts.values()]).sum()
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        with perturbed(self.noisy, self.weight_noise_std()):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bf16):
+                parts = self.losses(batch)
+            loss = torch.stack([weight * value for weight, value in parts.values()]).sum()
+            loss.backward()  # type: ignore[no-untyped-call]
         elapsed, heard = self._average([self.seconds, batch.seconds])
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        norm = self._clip()
         if torch.isfinite(norm):  # one bad batch must not end a run
             self.optimizer.step()
         self.step += 1
@@ -154,6 +171,18 @@ class Trainer:
             "loss": float(loss.detach()),
             "x_real_time": heard * self.world / max(elapsed, 1e-3),
         }
+
+    def _clip(self) -> Tensor:
+        """Limit the gradient's norm and return what it was; a CTC head that only listens is limited by itself."""
+        head = list(self.model.ctc.parameters()) if self._ctc_listens else []
+        torch.nn.utils.clip_grad_norm_(head, self.config.clip)
+        rest = [p for p in self.model.parameters() if all(p is not h for h in head)]
+        return torch.nn.utils.clip_grad_norm_(rest, self.config.clip)
+
+    @property
+    def _ctc_listens(self) -> bool:
+        """Whether the CTC head learns to read the memory without changing it, for segment ends and latencies."""
+        return self.config.ctc_weight == 0 and self.progress >= self.config.ctc_only
 
     def _average(self, numbers: list[float]) -> list[float]:
         """Average `numbers` and, in place, the gradients over all processes, in one exchange."""
@@ -177,19 +206,21 @@ class Trainer:
                 generator = torch.Generator().manual_seed(c.seed * 7_919 + self.step * self.world + self.rank)
                 frames = spec_augment(frames, c.augment, generator)
         memory, num_memory = model.encode(frames, num_frames)
-        log_probs = model.ctc_log_probs(memory)
+        log_probs = model.ctc_log_probs(memory.detach() if self._ctc_listens else memory)
         value = losses.ctc(log_probs, num_memory, batch.tokens, batch.num_tokens)
         if self.progress < c.ctc_only:
             return {"ctc": (1.0, value)}
         if c.attention == "path":
-            return {"ctc": (c.ctc_weight, value)} | self._path_losses(memory, num_memory, log_probs, batch)
-        noise = c.noise_std * min(1.0, (self.progress - c.ctc_only) / max(1e-9, c.noise_full_at - c.ctc_only))
+            return {"ctc": (c.ctc_weight or 1.0, value)} | self._path_losses(memory, num_memory, log_probs, batch)
+        grown = (self.progress - c.ctc_only) / (c.noise_full_at - c.ctc_only) if c.noise_full_at > c.ctc_only else 1.0
+        noise = c.noise_std * min(1.0, grown)
         out = model.teacher_forced(memory, num_memory, batch.tokens, batch.num_tokens, noise)
-        ce = losses.label_smoothed_cross_entropy(out.logits, batch.tokens, batch.num_tokens, c.label_smoothing)
-        parts = {"ctc": (c.ctc_weight, value), "ce": (1 - c.ctc_weight, ce)}
+        ce = self._cross_entropy(out.logits, batch.tokens, batch.num_tokens)
+        parts = {"ctc": (c.ctc_weight or 1.0, value), "ce": (1 - c.ctc_weight, ce)}
         if not model.decoder.attention.is_online:
             return parts  # a softmax selects once per step, and has no latency
-        parts["quantity"] = (c.quantity_weight, losses.quantity(out.alpha, batch.num_tokens))
+        if c.quantity_weight:
+            parts["quantity"] = (c.quantity_weight, losses.quantity(out.alpha, batch.num_tokens))
         if c.latency_weight:
             ends = losses.ctc_boundaries(log_probs, num_memory, batch.tokens, batch.num_tokens)
             late = losses.boundary_latency(out.alpha, ends, batch.num_tokens)
@@ -203,15 +234,29 @@ class Trainer:
         ends = losses.ctc_boundaries(log_probs, num_memory, batch.tokens, batch.num_tokens)
         num_tokens = batch.num_tokens * (ends[:, 0] >= 0)  # rows that cannot be aligned count for nothing
         out = self.model.along_path(memory, num_memory, batch.tokens, batch.num_tokens, ends)
-        ce = losses.label_smoothed_cross_entropy(out.logits, batch.tokens, num_tokens, c.label_smoothing)
+        ce = self._cross_entropy(out.logits, batch.tokens, num_tokens)
         decides = out.decides & (num_tokens > 0)[:, None]
         path = losses.path_likelihood(out.energies, out.selects, decides, num_tokens)
         fired = (out.energies[out.selects & decides] >= 0).float().mean()  # p >= 0.5 where it should be
         return {"ce": (1 - c.ctc_weight, ce), "path": (c.path_weight, path), "fired": (0.0, fired)}
 
+    def _cross_entropy(self, logits: Tensor, tokens: Tensor, num_tokens: Tensor) -> Tensor:
+        c = self.config
+        if c.neighbour_smoothing:
+            return losses.localized_label_smoothing(logits, tokens, num_tokens, c.neighbour_smoothing)
+        return losses.label_smoothed_cross_entropy(logits, tokens, num_tokens, c.label_smoothing)
+
+    def weight_noise_std(self) -> float:
+        """Standard deviation of the noise on weights in the next step."""
+        noise = self.config.weight_noise
+        return noise.std if noise and self.step >= noise.from_step else 0.0
+
     def learning_rate(self) -> float:
-        """Linear warm-up, then cosine to a hundredth over the run."""
+        """Linear warm-up; then ``rate_drops``, or cosine to a hundredth over the run."""
         warm = min(1.0, (self.step + 1) / self.config.warmup_steps)
+        if self.config.rate_drops:
+            drops = [factor for after, factor in self.config.rate_drops if self.step >= after]
+            return self.config.learning_rate * warm * math.prod(drops)
         return self.config.learning_rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * self.progress)))
 
     def _loader(self) -> DataLoader[Batch]:
@@ -228,7 +273,9 @@ class Trainer:
         if self.step % self.config.save_every == 0:
             self.save()
         if self.step % self.config.evaluate_every == 0 and self.dev is not None:
-            self._log({"step": self.step, "elapsed_s": self.elapsed_s} | self.evaluate(self.dev))
+            report = self.evaluate(self.dev)
+            self._log({"step": self.step, "elapsed_s": self.elapsed_s} | report)
+            self._keep_best(report.get("dev_ctc_wer" if self.config.ctc_only == 1 else "dev_wer", math.inf))
 
     def _log(self, row: dict[str, Any]) -> None:
         with (self.directory / "log.jsonl").open("a") as log:
@@ -239,7 +286,8 @@ class Trainer:
 
     def evaluate(self, dev: Corpus) -> dict[str, Any]:
         """Dev figures, and alignment pictures of the first utterances in TensorBoard."""
-        report, results = evaluate_corpus(self.model, self.tokenizer, dev)
+        fold = fold_phones if self.config.fold_phones else str
+        report, results = evaluate_corpus(self.model, self.tokenizer, dev, fold=fold)
         for index in range(min(3, len(dev.utterances))):
             audio, text = torch.from_numpy(dev.audio(index)), dev.utterances[index].text
             figure = pictures.draw_alignment(self.model, self.tokenizer, audio, text)
@@ -249,11 +297,18 @@ class Trainer:
         examples = {"reference": sample.reference, "hypothesis": sample.hypothesis, "ctc": sample.ctc}
         return {f"dev_{k}": v for k, v in report.items() if isinstance(v, float)} | examples
 
+    def _keep_best(self, errors: float) -> None:
+        if errors < self.fewest_errors:
+            self.fewest_errors = errors
+            provenance = self.provenance() | {"dev_errors": errors}
+            save_checkpoint(self.directory / "best.safetensors", self.model, self.tokenizer, provenance)
+
     def save(self) -> None:
         """Write ``last.pt`` (everything, for `resume`) and a numbered checkpoint of the weights."""
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "fewest_errors": self.fewest_errors,
             "position": [self.step, self.epoch, self.batch_in_epoch, self.elapsed_s, self.heard_s],
         }
         partial = self.directory / "last.pt.partial"
@@ -275,14 +330,18 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.epoch, self.batch_in_epoch = (int(n) for n in state["position"][:3])
         self.elapsed_s, self.heard_s = state["position"][3:]
+        self.fewest_errors = state.get("fewest_errors", math.inf)
         return True
 
     def finish(self) -> None:
-        """Average the last checkpoints into ``final.safetensors``; batch norm statistics are averaged with them."""
+        """Make ``final.safetensors``: the best one, or the last ones averaged (with their batch norm statistics)."""
         from mocha_training.average import average_checkpoints
 
-        paths = sorted(self.directory.glob("step-*.safetensors"))
-        average_checkpoints(paths, self.directory / "final.safetensors")
+        best, final = self.directory / "best.safetensors", self.directory / "final.safetensors"
+        if self.config.final == "best" and best.is_file():
+            shutil.copyfile(best, final)
+        else:
+            average_checkpoints(sorted(self.directory.glob("step-*.safetensors")), final)
         if self.writer:
             self.writer.close()
 

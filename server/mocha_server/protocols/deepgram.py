@@ -152,13 +152,13 @@ def spoken(characters: list[Character], info: ModelInfo) -> list[Word]:
     words: list[Word] = []
     held: list[Character] = []
     for character in [*characters, None]:
-        if character is not None and character.text != " ":
+        if character is not None and character.text.strip():
             held.append(character)
-        elif held:
+        if held and (character is None or character.text.endswith(" ")):
             start = held[0].time - info.latency_samples / info.sample_rate
             end = held[-1].time - info.latency_samples / info.sample_rate + info.frame_s
             p = sum(c.p for c in held) / len(held)
-            text = "".join(c.text for c in held)
+            text = "".join(c.text for c in held).strip()
             words.append(Word(word=text, start=round(start, 3), end=round(end, 3), confidence=round(p, 4)))
             held = []
     return words

@@ -1,0 +1,93 @@
+"""What a recipe does to the weights themselves: how they are drawn at the start, and noise on them in training."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from mocha_model.encoder import ConvLSTM
+from mocha_model.model import SpeechModel
+
+
+class Draw(BaseModel):
+    """A distribution around zero."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    distribution: Literal["uniform", "normal"]
+    scale: float = Field(gt=0, description="half the width, or the standard deviation (values beyond two are redrawn)")
+
+
+class InitConfig(BaseModel):
+    """How weight matrices and filters are drawn; None leaves each layer's own way. Vectors always keep theirs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    encoder: Draw | None = None
+    decoder: Draw | None = Field(None, description="with the attention and the output layers")
+    embedding: Draw | None = None
+
+
+class WeightNoise(BaseModel):
+    """Gaussian noise on weights during training (Graves 2011), drawn anew for every step."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    std: float = Field(gt=0)
+    from_step: int = Field(0, ge=0, description="steps without noise at the start")
+    where: Literal["matrices", "lstm"] = Field(
+        "matrices", description="every weight matrix; or all of each LSTM layer, biases too, and the embedding"
+    )
+
+
+def weight_matrices(model: SpeechModel) -> Iterator[tuple[str, nn.Parameter]]:
+    """Names and values of all matrices and filters: no biases, norms or scalars, and not v of the energies."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1 and not name.endswith("energies.direction"):
+            yield name, parameter
+
+
+@torch.no_grad()
+def draw_weights(model: SpeechModel, config: InitConfig) -> None:
+    """Give `model` its first weights, from torch's global random state."""
+    for name, parameter in weight_matrices(model):
+        part = "embedding" if name.startswith("decoder.embedding.") else name.partition(".")[0]
+        draw: Draw | None = getattr(config, part if part in ("encoder", "embedding") else "decoder")
+        if draw is None:
+            continue
+        if draw.distribution == "uniform":
+            parameter.uniform_(-draw.scale, draw.scale)
+        else:
+            nn.init.trunc_normal_(parameter, std=draw.scale, a=-2 * draw.scale, b=2 * draw.scale)
+
+
+def noisy_parameters(model: SpeechModel, where: Literal["matrices", "lstm"]) -> list[nn.Parameter]:
+    """The parameters that weight noise is added to."""
+    if where == "matrices":
+        return [parameter for _, parameter in weight_matrices(model)]
+    layers: list[nn.Module] = []
+    for module in model.modules():
+        if isinstance(module, ConvLSTM):
+            layers += [module.input_conv, module.hidden_conv]  # not its batch norm
+        elif isinstance(module, nn.LSTM | nn.LSTMCell | nn.Embedding):
+            layers.append(module)
+    return [parameter for layer in layers for parameter in layer.parameters()]
+
+
+@contextmanager
+def perturbed(parameters: Iterable[Tensor], std: float) -> Iterator[None]:
+    """Within the block each of `parameters` has Gaussian noise of `std` added; then its value is put back exactly."""
+    chosen = list(parameters) if std else []
+    kept = [parameter.detach().clone() for parameter in chosen]
+    with torch.no_grad():
+        for parameter in chosen:
+            parameter.add_(torch.randn_like(parameter), alpha=std)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in zip(chosen, kept, strict=True):
+                parameter.copy_(value)
