@@ -263,6 +263,14 @@ def test_processes_average_their_gradients(manifest: Path, tmp_path: Path):
         torch.testing.assert_close(a, scale * (x + y) / 2, rtol=1e-3, atol=1e-6)
 
 
+def test_an_encoder_that_is_not_trained_stays(corpus: Corpus, tmp_path: Path):
+    trainer = make_trainer(corpus, tmp_path, steps=3, train_encoder=False)
+    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    trainer.run()
+    moved = {name.split(".")[0] for name, t in trainer.model.state_dict().items() if not torch.equal(t, before[name])}
+    assert moved == {"decoder"}
+
+
 def test_resumed_run_is_the_same_run(corpus: Corpus, tmp_path: Path):
     whole = make_trainer(corpus, tmp_path / "whole", steps=7)
     whole.run()

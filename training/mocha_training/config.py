@@ -41,6 +41,7 @@ class TrainConfig(BaseModel):
     weight_noise: WeightNoise | None = None
     clip: float = Field(5.0, gt=0, description="largest norm of the whole gradient")
 
+    train_encoder: bool = Field(True, description="else the encoder and the CTC head stay as they are")
     ctc_only: float = Field(
         0.35, ge=0, le=1, description="progress until which only the CTC branch is trained; 1 for a CTC model"
     )

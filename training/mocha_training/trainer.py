@@ -91,6 +91,9 @@ class Trainer:
         self.config, self.tokenizer, self.augmenter, self.dev = config, tokenizer, augmenter, dev
         self.directory, self.device = directory, torch.device(device)
         self.model = model.to(self.device)
+        if not config.train_encoder:
+            model.encoder.requires_grad_(False)
+            model.ctc.requires_grad_(False)
         scalars = model.decoder.attention.energies.scalars
         decayed = [p for p in model.parameters() if p.dim() > 1]
         other = [p for p in model.parameters() if p.dim() <= 1 and all(p is not s for s in scalars)]
@@ -151,6 +154,8 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate() * group["factor"]
         self.model.train()
+        if not self.config.train_encoder:
+            self.model.encoder.eval()  # no dropout, and the statistics of batch norm stay too
         batch = batch.to(self.device)
         self.optimizer.zero_grad(set_to_none=True)
         with perturbed(self.noisy, self.weight_noise_std()):
