@@ -308,6 +308,11 @@ def test_first_weights_are_drawn_as_told():
         assert weight.std().item() == pytest.approx(scale / math.sqrt(3), rel=0.03)
     for name, parameter in model.named_parameters():
         assert parameter.dim() > 1 or torch.equal(parameter, biases[name]), name
+    phones = SpeechModel(presets.timit(65))
+    draw_weights(phones, recipes.timit().init)
+    for weight in (phones.encoder.stack[0].lstm.weight_ih_l0, phones.decoder.output.weight):
+        assert 0.99 * 0.075 < weight.abs().max() <= 0.075
+    assert 0.99 < phones.decoder.embedding.weight.abs().max() * math.sqrt(10) <= 1.0001
     untouched = SpeechModel(tiny(9))
     before = untouched.encoder.stack[0].lstm.weight_hh_l0.detach().clone()
     draw_weights(untouched, InitConfig(embedding=Draw(distribution="uniform", scale=5.0)))

@@ -138,8 +138,8 @@ def _percentiles(values: list[float]) -> dict[str, float | None]:
 def summarize(results: list[Result], fold: Callable[[str], str] = str) -> dict[str, Any]:
     """Figures over some results: error rates are ratios (None without references), latencies milliseconds.
 
-    What stands between spaces counts as a word: where the units are phones, WER is the phone error rate. All texts
-    are passed through `fold` first.
+    What stands between spaces counts as a word: where the units are phones, WER is the phone error rate. The
+    texts are passed through `fold` first. ``tokens_per_reference`` is a ratio of characters.
     """
     scored = [r for r in results if fold(r.reference)]
     references = [fold(r.reference) for r in scored]
