@@ -25,6 +25,8 @@ SUMMARIES = {
     "report": "Draw the loss curves and alignments of a training run.",
     "align": "Draw where in a recording the model listens for each character.",
     "synthesize": "Read text aloud with every free voice here, as training data.",
+    "prepare-timit": "Read TIMIT in its own layout into manifests.",
+    "prepare-kaldi": "Read a corpus that Kaldi has prepared, such as WSJ, into manifests.",
     "train-lm": "Train a character language model for beam search.",
 }
 
@@ -43,7 +45,7 @@ def main() -> None:
     else:
         print("Usage: mocha-asr COMMAND ...   (mocha-asr COMMAND --help explains one)\n")
         for name in sorted(commands):
-            print(f"  {name:<12}{SUMMARIES.get(name, '')}")
+            print(f"  {name:<14}{SUMMARIES.get(name, '')}")
         if asked not in ("--help", "-h"):
             console.print(f"[red]error:[/red] no such command: {asked}")
             raise SystemExit(2)

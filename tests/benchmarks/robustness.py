@@ -1,0 +1,133 @@
+"""Word errors where speech is not as in training: noise, telephone, length.
+
+The dev split is read greedily, online: with recorded noises at falling signal-to-noise ratios; through a telephone
+(8 kHz, mu-law); and as recordings of growing length, made of utterances of one corpus one after another. Needs recorded
+speech. Run it as `python tests/benchmarks/robustness.py --data ../shared/speech` (writes docs/training/robustness.json
+and .png).
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+import torchaudio.functional as audio_functional
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from mocha_model.checkpoint import load_checkpoint
+from mocha_model.config import SAMPLE_RATE
+from mocha_training.augment import add_noise
+from mocha_training.data import Corpus, Utterance, load_corpus
+from mocha_training.evaluate import evaluate_corpus
+
+matplotlib.use("Agg")
+from matplotlib.figure import Figure
+
+Audio = NDArray[np.float32]
+SNRS_DB = (20, 10, 5, 0)
+LENGTHS_S = (0, 10, 30, 60, 120, 300)  # at least; 0 for the utterances themselves
+PAUSE_S = 0.4
+TELEPHONE_HZ = 8_000
+
+
+def changed(corpus: Corpus, change: Callable[[Audio], Audio]) -> Corpus:
+    """The corpus with every recording passed through `change`, at the same length."""
+    files = [np.zeros(u.num_samples, np.int16) for u in corpus.utterances]
+    for index, file in enumerate(files):
+        file[:] = (np.clip(change(corpus.audio(index)), -1, 1) * 32767).astype(np.int16)[: len(file)]
+    rows = tuple(
+        Utterance(u.key, u.text, u.speaker, u.corpus, 0, u.num_samples, n) for n, u in enumerate(corpus.utterances)
+    )
+    return Corpus(rows, tuple(files))
+
+
+def noisy(corpus: Corpus, noises: Corpus, snr_db: float) -> Corpus:
+    """Recorded noises at `snr_db`, the same ones for the same seed."""
+    rng = np.random.default_rng(0)
+    usable = [i for i, u in enumerate(noises.utterances) if u.num_samples > SAMPLE_RATE]
+
+    def change(audio: Audio) -> Audio:
+        return add_noise(audio, noises.audio(usable[rng.integers(len(usable))]), snr_db, rng)
+
+    return changed(corpus, change)
+
+
+def telephone(audio: Audio) -> Audio:
+    """8 kHz, mu-law of 8 bits, and back."""
+    narrow = audio_functional.resample(torch.from_numpy(audio), SAMPLE_RATE, TELEPHONE_HZ)
+    coded = audio_functional.mu_law_decoding(audio_functional.mu_law_encoding(narrow, 256), 256)
+    wide: Audio = audio_functional.resample(coded, TELEPHONE_HZ, SAMPLE_RATE).numpy()
+    return np.pad(wide, (0, max(0, len(audio) - len(wide))))
+
+
+def joined(corpus: Corpus, seconds: float) -> Corpus:
+    """Utterances of each corpus one after another, until a recording lasts `seconds`; the last ones may be shorter."""
+    pause = np.zeros(int(PAUSE_S * SAMPLE_RATE), np.int16)
+    rows: list[Utterance] = []
+    files: list[NDArray[np.int16]] = []
+    for name in sorted({u.corpus for u in corpus.utterances}):
+        members = [i for i, u in enumerate(corpus.utterances) if u.corpus == name]
+        while members:
+            parts: list[NDArray[np.int16]] = []
+            texts: list[str] = []
+            while members and (not parts or sum(map(len, parts)) < seconds * SAMPLE_RATE):
+                index = members.pop(0)
+                parts += [(corpus.audio(index) * 32768).astype(np.int16), pause]
+                texts.append(corpus.utterances[index].text)
+            files.append(np.concatenate(parts))
+            key = f"{name}-{len(files)}"
+            rows.append(Utterance(key, " ".join(texts), "", name, 0, len(files[-1]), len(files) - 1))
+    return Corpus(tuple(rows), tuple(files))
+
+
+def draw(found: dict[str, Any], target: Path) -> None:
+    """Word errors against noise and against length."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    names = [*(f"{snr} dB" for snr in sorted(SNRS_DB)), "clean", "telephone"]
+    left.bar(names, [100 * found[n]["wer"] for n in names])
+    left.set(ylabel="WER %", title="recorded noise, telephone", ylim=(0, 105))
+    points = [(f["mean_s"], 100 * f["wer"]) for name, f in found.items() if name.startswith("length")]
+    right.plot(*zip(*points, strict=True), marker="o")
+    right.set(xlabel="seconds of a recording", ylabel="WER %", title="length", xscale="log", ylim=(0, 105))
+    figure.savefig(target, dpi=100)
+
+
+def main() -> None:
+    """Measure, print, draw."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", type=Path, help="checkpoint; the bundled one if not given")
+    parser.add_argument("--out", type=Path, default=Path("docs/training"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    checkpoint, dev = load_checkpoint(options.model), load_corpus(options.data / "dev.jsonl")
+    noises = load_corpus(options.data / "noise.jsonl")
+    kinds: dict[str, Callable[[], Corpus]] = {"clean": lambda: dev, "telephone": lambda: changed(dev, telephone)}
+    kinds |= {f"{snr} dB": lambda snr=snr: noisy(dev, noises, snr) for snr in SNRS_DB}
+    kinds |= {f"length {s}": lambda s=s: joined(dev, s) for s in LENGTHS_S}
+    console, found = Console(stderr=True), dict[str, Any]()
+    table = Table("", "recordings", "mean s", "WER %", "CER %", "CTC WER %")
+    for name, make in kinds.items():
+        corpus = make()
+        report, _ = evaluate_corpus(checkpoint.model, checkpoint.tokenizer, corpus)
+        found[name] = {k: report[k] for k in ("utterances", "wer", "cer", "ctc_wer")}
+        found[name]["mean_s"] = corpus.seconds / len(corpus.utterances)
+        f = found[name]
+        rates = (f"{100 * f[k]:.1f}" for k in ("wer", "cer", "ctc_wer"))
+        table.add_row(name, str(f["utterances"]), f"{f['mean_s']:.1f}", *rates)
+        console.print(f"{name}: {100 * f['wer']:.1f} %")
+    Console().print(table)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "robustness.json").write_text(json.dumps(found, indent=1) + "\n")
+    draw(found, options.out / "robustness.png")
+
+
+if __name__ == "__main__":
+    main()
