@@ -5,15 +5,19 @@ async with StreamingClient("ws://localhost:8000/v1/stream", sample_rate=16000) a
     await client.finish()
     async for event in client:
         ...
+
+A lost connection is replaced by a new one; `continuity` says what that means for audio and text.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from types import TracebackType
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
+from mocha_client.continuity import Continuity, Reconnected
 from mocha_server.messages import (
     Encoding,
     End,
@@ -28,7 +32,10 @@ from mocha_server.messages import (
 )
 
 DEFAULT_URL = "ws://localhost:8000/v1/stream"
-Event = Text | Segment | End
+Event = Text | Segment | End | Reconnected
+PIECE_BYTES = 1 << 16  # of audio in one message; servers refuse messages without bound
+PASSING = (ErrorCode.SERVER_FULL, ErrorCode.INTERNAL)  # errors after which a new connection may succeed
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0  # between attempts to connect again; doubled each time
 
 
 class ClientError(RuntimeError):
@@ -40,7 +47,11 @@ class ClientError(RuntimeError):
 
 
 class StreamingClient:
-    """One stream. Enter it, `send` bytes of any size, `finish`, and iterate over events until `End`."""
+    """One stream. Enter it, `send` bytes of any size, `finish`, and iterate over events until `End`.
+
+    If the connection breaks, `send` and the iteration wait while it is restored, and the iteration gives the segment
+    that was open, then `Reconnected`. One task may send while another iterates.
+    """
 
     def __init__(
         self,
@@ -48,55 +59,61 @@ class StreamingClient:
         sample_rate: int = 16_000,
         encoding: Encoding = Encoding.PCM_S16LE,
         channels: int = 1,
+        reconnect_s: float = 30.0,
+        keep_s: float = 300.0,
     ) -> None:
-        """Describe the audio that `send` will be given: interleaved `channels` at `sample_rate` Hz."""
+        """Describe the audio that `send` will be given: interleaved `channels` at `sample_rate` Hz.
+
+        `reconnect_s`: how long to go without text before a lost connection is given up; 0 never tries.
+        `keep_s`: audio kept for a new connection, at most.
+        """
         self.url = url
         self._start = Start(sample_rate=sample_rate, encoding=encoding, channels=channels)
+        self._reconnect_s = reconnect_s
         self._socket: ClientConnection | None = None
+        self._continuity = Continuity(self._start, keep_s)
+        self._events = deque[Event]()  # received, or made of what was, and not yet given to the caller
+        self._failure: ClientError | None = None
+        self._finishing = self._ended = self._restoring = False
+        self._deadline: float | None = None  # set while connections are lost without text in between
+        self._lock = asyncio.Lock()  # held by whoever receives or restores
         self.ready: Ready | None = None
         self.warnings: list[Error] = []
 
     async def __aenter__(self) -> "StreamingClient":
         """Connect and wait until the server admits the stream; raises ClientError."""
-        try:
-            self._socket = await connect(self.url, max_size=2**24)
-        except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as error:
-            raise ClientError(f"no mocha-asr server answers at {self.url} ({error})") from error
-        await self._open.send(self._start.model_dump_json())
-        first = await self._receive()
-        if not isinstance(first, Ready):
-            raise ClientError("the server did not begin with a ready message")
-        self.ready = first
+        self._socket = await self._connect()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the connection, finished or not."""
-        await self._open.close()
+        await self._close("the client was closed")
 
     async def send(self, audio: bytes) -> None:
-        """Send audio, cut anywhere; waits while the server is behind. If it has closed, iteration says why."""
-        try:
-            await self._open.send(audio)
-        except ConnectionClosed as error:
-            raise ClientError("the server has closed the stream") from error
+        """Send audio, cut anywhere; waits while the server is behind or away. Raises ClientError."""
+        if self._restoring:
+            await self._restore(self._open)
+        for at in range(0, len(audio), PIECE_BYTES):
+            piece = bytes(audio[at : at + PIECE_BYTES])
+            self._continuity.sent(piece)
+            await self._deliver(piece)
 
     async def finish(self) -> None:
-        """No more audio: the server emits the rest, then `End`."""
-        try:
-            await self._open.send(Finish().model_dump_json())
-        except ConnectionClosed as error:
-            raise ClientError("the server has closed the stream") from error
+        """No more audio: the server emits the rest, then `End`. Raises ClientError."""
+        self._finishing = True
+        await self._deliver(Finish().model_dump_json())
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         """Events until `End`, which is the last; raises ClientError for an error of the server."""
         while True:
-            message = await self._receive()
-            if isinstance(message, Ready):
-                continue
-            yield message
-            if isinstance(message, End):
+            async with self._lock:
+                if not self._events:
+                    await self._receive()
+                event = self._events.popleft()
+            yield event
+            if isinstance(event, End):
                 return
 
     async def transcribe(self, pieces: AsyncIterable[bytes]) -> AsyncIterator[Event]:
@@ -112,7 +129,7 @@ class StreamingClient:
                 return  # the server closed the stream; the events below say why
             except Exception as error:
                 broken.append(error)
-                await self._open.close()
+                await self._close("the audio cannot be read")
 
         feeder = asyncio.create_task(feed())
         try:
@@ -132,17 +149,124 @@ class StreamingClient:
             raise ClientError("the client is used outside its `async with` block")
         return self._socket
 
-    async def _receive(self) -> Ready | Text | Segment | End:
-        while True:
+    async def _close(self, why: str) -> None:
+        self._failure = self._failure or ClientError(why)
+        await self._open.close()
+
+    async def _connect(self) -> ClientConnection:
+        """A connection on which a session has begun; raises ClientError."""
+        try:
+            socket = await connect(self.url, max_size=2**24)
+        except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as error:
+            raise ClientError(f"no mocha-asr server answers at {self.url} ({error})") from error
+        try:
+            await socket.send(self._start.model_dump_json())
+            first = server_messages.validate_json(await socket.recv())
+        except ConnectionClosed as error:
+            raise ClientError("the server closed the connection before the stream began") from error
+        if isinstance(first, Error):
+            raise ClientError(first.message, first.code)
+        if not isinstance(first, Ready):
+            raise ClientError("the server did not begin with a ready message")
+        self.ready = first
+        self._continuity.ready(first)
+        return socket
+
+    async def _deliver(self, message: bytes | str) -> None:
+        """Send `message`. If the connection is lost, what restores it also sends again all that must be."""
+        if self._failure:
+            raise self._failure
+        socket = self._open
+        try:
+            await socket.send(message)
+        except ConnectionClosed:
+            await self._restore(socket)
+
+    async def _receive(self) -> None:
+        """Wait until there is an event."""
+        while not self._events:
+            if self._failure:
+                raise self._failure
             try:
-                message = server_messages.validate_json(await self._open.recv())
-            except ConnectionClosed as error:
-                raise ClientError("the connection was lost before the end of the stream") from error
-            if not isinstance(message, Error):
-                return message
-            if message.fatal:
-                raise ClientError(message.message, message.code)
-            self.warnings.append(message)
+                self._take(await self._open.recv())
+            except ConnectionClosed:
+                await self._reconnect()
+
+    def _take(self, data: str | bytes) -> None:
+        message = server_messages.validate_json(data)
+        if isinstance(message, Error):
+            if not message.fatal:
+                self.warnings.append(message)
+            elif message.code not in PASSING or not self._reconnect_s:
+                self._failure = ClientError(message.message, message.code)
+        elif not isinstance(message, Ready):
+            self._events.append(self._continuity.received(message))
+            self._ended = isinstance(message, End)
+            self._deadline = None
+
+    async def _restore(self, lost: ClientConnection) -> None:
+        """Wait until there is another connection than `lost`, made by another task or here."""
+        async with self._lock:
+            if self._socket is lost:
+                await self._reconnect()
+        if self._failure:
+            raise self._failure
+
+    async def _reconnect(self) -> None:
+        """Replace a lost connection; the lock is held. Sets `_failure` where that cannot be."""
+        self._restoring = True
+        try:
+            while True:
+                await self._drain()
+                if self._ended or self._failure:
+                    return
+                if segment := self._continuity.lost():
+                    self._events.append(segment)
+                self._socket = await self._connect_again()
+                if await self._resume():
+                    return
+        except ClientError as error:
+            self._failure = error
+        finally:
+            self._restoring = False
+
+    async def _connect_again(self) -> ClientConnection:
+        """A new connection within `reconnect_s`; raises ClientError."""
+        now = asyncio.get_running_loop().time
+        if self._deadline is None:
+            self._deadline = now() + self._reconnect_s
+        pause, problem = FIRST_PAUSE_S, "the connection was lost before the end of the stream"
+        while now() + pause < self._deadline:
+            await asyncio.sleep(pause)
+            try:
+                return await self._connect()
+            except ClientError as error:
+                if error.code not in (None, *PASSING):
+                    raise
+                problem, pause = f"the connection was lost; {error}", min(2 * pause, MAX_PAUSE_S)
+        raise ClientError(problem)
+
+    async def _drain(self) -> None:
+        """What a lost connection had brought before it was lost."""
+        try:
+            while not self._ended:
+                self._take(await self._open.recv())
+        except ConnectionClosed:
+            return
+
+    async def _resume(self) -> bool:
+        """Begin again where text ended; False if this connection is lost too."""
+        reconnected, position = self._continuity.resume()
+        self._events.append(reconnected)
+        try:
+            while piece := self._continuity.audio(position, PIECE_BYTES):
+                await self._open.send(piece)
+                position += len(piece)
+            if self._finishing:
+                await self._open.send(Finish().model_dump_json())
+        except ConnectionClosed:
+            return False
+        return True
 
 
 def transcribe_stream(

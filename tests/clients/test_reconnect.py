@@ -1,0 +1,190 @@
+"""`StreamingClient` when its connection breaks: nothing received is taken back, no audio that gave text heard twice."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mocha_client.client import ClientError, Event, StreamingClient
+from mocha_client.continuity import Continuity, Reconnected
+from mocha_model.recognizer import Recognizer
+from mocha_server.messages import Character, End, Ready, Segment, Start, Text
+from tests.proxy import Proxy
+
+RATE, FRAME_S = 16_000, 0.04
+READY = Ready(session="a", model="m", sample_rate=RATE, frame_ms=1000 * FRAME_S, latency_ms=25, chunk_width=2)
+
+
+@pytest.fixture
+def speech(clip: NDArray[np.int16]) -> NDArray[np.int16]:
+    return np.tile(clip, 2)
+
+
+@pytest.fixture
+async def proxy(lively_server: Any) -> AsyncIterator[Proxy]:
+    async with Proxy(lively_server.port) as running:
+        yield running
+
+
+def characters(events: list[Event]) -> list[Character]:
+    return [c for event in events if isinstance(event, Text) for c in event.characters]
+
+
+def check_whole(events: list[Event]) -> None:
+    """What holds of every stream, however often it was broken."""
+    segments = [e for e in events if isinstance(e, Segment)]
+    end = events[-1]
+    assert isinstance(end, End) and end.segments == len(segments)
+    assert [s.segment for s in segments] == list(range(len(segments)))
+    assert "".join(e.delta for e in events if isinstance(e, Text)).strip() == " ".join(s.text for s in segments)
+    frames = [c.frame for c in characters(events)]
+    assert frames == sorted(frames)
+    for s in segments:
+        assert " ".join(w.word for w in s.words) == s.text
+        assert s.start == s.words[0].start and s.end == s.words[-1].end
+
+
+async def native(url: str, samples: NDArray[np.int16]) -> list[Event]:
+    async with StreamingClient(url) as client:
+        await client.send(samples.tobytes())
+        await client.finish()
+        return [event async for event in client]
+
+
+async def broken_stream(client: StreamingClient, clip: NDArray[np.int16], breaking: Any) -> list[Event]:
+    """All events of `clip`, the connection broken once after some text."""
+    data = clip.tobytes()
+    await client.send(data[: len(data) // 2])
+    events: list[Event] = []
+    async for event in client:
+        events.append(event)
+        if characters(events):
+            break
+    await breaking()
+    await client.send(data[len(data) // 2 :])
+    await client.finish()
+    return events + [event async for event in client]
+
+
+async def test_a_new_connection_continues_where_text_ended(lively_server: Any, proxy: Proxy, speech: NDArray[np.int16]):
+    async def cut() -> None:
+        proxy.cut()
+
+    async with StreamingClient(proxy.url) as client:
+        events = await broken_stream(client, speech, cut)
+    check_whole(events)
+    (at,) = [number for number, event in enumerate(events) if isinstance(event, Reconnected)]
+    before, again, after = events[:at], events[at], events[at + 1 :]
+    assert isinstance(again, Reconnected) and again.missing == 0
+    assert again.time == pytest.approx((characters(before)[-1].frame + 1) * FRAME_S)
+    expected = await native(lively_server.url, speech[round(again.time * RATE) :])
+    shift = round(again.time / FRAME_S)
+    assert [(c.text, c.frame - shift) for c in characters(after)] == [(c.text, c.frame) for c in characters(expected)]
+    assert [e.words[0].start - again.time for e in after if isinstance(e, Segment)] == pytest.approx(
+        [e.words[0].start for e in expected if isinstance(e, Segment)], abs=2e-3
+    )
+    assert events[-1].duration == pytest.approx(len(speech) / RATE, abs=1e-3)  # type: ignore[union-attr]
+
+
+async def test_another_server_takes_over_when_one_stops(
+    make_server: Any, lively: Recognizer, speech: NDArray[np.int16]
+):
+    first, second = make_server(lively), make_server(lively)
+    async with Proxy(first.port) as proxy, StreamingClient(proxy.url) as client:
+
+        async def stop() -> None:
+            proxy.target = second.port
+            await asyncio.to_thread(first.stop)
+
+        events = await broken_stream(client, speech, stop)
+    check_whole(events)
+    assert sum(isinstance(e, Reconnected) for e in events) == 1 and proxy.num_connections == 2
+
+
+async def test_one_task_sends_while_another_iterates_and_connections_break(proxy: Proxy, clip: NDArray[np.int16]):
+    data = np.tile(clip, 3).tobytes()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, len(data), 20_001):
+            yield data[at : at + 20_001]
+            await asyncio.sleep(0.02)
+
+    events: list[Event] = []
+    next_cut = 4
+    async with StreamingClient(proxy.url) as client:
+        async for event in client.transcribe(pieces()):
+            events.append(event)
+            if len(characters(events)) > next_cut:
+                next_cut = len(characters(events)) + 8
+                if proxy.num_connections < 4:
+                    proxy.cut()
+    check_whole(events)
+    assert sum(isinstance(e, Reconnected) for e in events) >= 3
+
+
+async def test_a_lost_server_is_given_up(proxy: Proxy, clip: NDArray[np.int16]):
+    for reconnect_s in (0.0, 0.5):
+        async with StreamingClient(proxy.url, reconnect_s=reconnect_s) as client:
+            await client.send(clip.tobytes())
+            target, proxy.target = proxy.target, 9
+            proxy.cut()
+            with pytest.raises(ClientError, match="connection was lost"):
+                _ = [event async for event in client]
+            with pytest.raises(ClientError, match="connection was lost"):
+                await client.send(clip.tobytes())
+            proxy.target = target
+
+
+def text(frame: int, letters: str = "a") -> Text:
+    return Text(
+        segment=0,
+        delta=letters,
+        characters=[Character(text=c, frame=frame, time=frame * FRAME_S + 0.025, p=0.8, chunk=[1.0]) for c in letters],
+    )
+
+
+@given(st.lists(st.binary(max_size=50_000), max_size=8), st.integers(0, 40), st.floats(0.1, 3))
+def test_what_is_kept_follows_what_gave_text(pieces: list[bytes], frame: int, keep_s: float):
+    continuity = Continuity(Start(), keep_s)
+    continuity.ready(READY)
+    for number, piece in enumerate(pieces):
+        continuity.sent(piece)
+        if number == 0:
+            continuity.received(text(frame))
+    sent = b"".join(pieces)
+    reconnected, position = continuity.resume()
+    rest = continuity.audio(position, 1 << 30)
+    assert sent.endswith(rest) and position == len(sent) - len(rest)
+    heard_s = (frame + 1) * FRAME_S if pieces else 0.0
+    assert reconnected.time == pytest.approx(heard_s + reconnected.missing, abs=2e-3)
+    if reconnected.time <= len(sent) / 2 / RATE:
+        assert position == pytest.approx(reconnected.time * 2 * RATE, abs=64)
+    assert (len(sent) - position) / 2 / RATE <= keep_s + 1 / RATE
+    if (len(sent) / 2 / RATE) - heard_s <= keep_s - 1 / RATE:
+        assert reconnected.missing == 0
+
+
+def test_the_open_segment_ends_where_the_connection_was_lost():
+    continuity = Continuity(Start(), 10)
+    continuity.ready(READY)
+    continuity.sent(bytes(2 * RATE * 4))
+    assert continuity.lost() is None
+    continuity.received(text(10, "ab"))
+    continuity.received(text(20, " c"))
+    segment = continuity.lost()
+    assert segment is not None and segment.text == "ab c" and segment.segment == 0
+    assert [(w.word, w.start, w.end, w.confidence) for w in segment.words] == [
+        ("ab", 0.4, 0.44, 0.8),
+        ("c", 0.8, 0.84, 0.8),
+    ]
+    assert continuity.resume() == (Reconnected(0.84, 0), round(0.84 * RATE) * 2)
+    later = continuity.received(text(5))
+    assert isinstance(later, Text)
+    assert later.delta == " a" and later.segment == 1
+    assert later.characters[0].frame == 26 and later.characters[0].time == pytest.approx(0.84 + 0.225)
+    assert continuity.received(End(segments=0, duration=1.0)).duration == pytest.approx(1.84)  # type: ignore[union-attr]
