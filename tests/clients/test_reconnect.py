@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.proxy import Proxy
 
 from mocha_client.client import ClientError, Event, StreamingClient
 from mocha_client.continuity import Continuity, Reconnected
 from mocha_model.recognizer import Recognizer
 from mocha_server.messages import Character, End, Ready, Segment, Start, Text
-from tests.proxy import Proxy
 
 RATE, FRAME_S = 16_000, 0.04
 READY = Ready(session="a", model="m", sample_rate=RATE, frame_ms=1000 * FRAME_S, latency_ms=25, chunk_width=2)
