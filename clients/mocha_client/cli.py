@@ -1,19 +1,21 @@
 """The command `mocha-asr`: finds its sub-commands by entry points and imports only the one asked for; and `stream`."""
 
 import asyncio
-import json
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from importlib.metadata import entry_points, version
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
+from mocha_client.captions import FORMATS, Captions
 from mocha_client.client import DEFAULT_URL, ClientError, StreamingClient
-from mocha_client.sources import SourceError, file_pieces, microphone_pieces
-from mocha_server.messages import Segment, Text
+from mocha_client.sources import DECODED, SourceError, decoded_pieces, microphone_pieces, raw_pieces, read_aside
+from mocha_client.terminal import JsonView, MicrophoneView, PlainView, View, notice
+from mocha_server.messages import Encoding, Start
 
 console = Console(stderr=True)
 SUMMARIES = {
@@ -57,46 +59,68 @@ def stream(
     chunk_ms: Annotated[int, typer.Option(min=1, max=60_000, help="audio in each message")] = 100,
     realtime: Annotated[bool, typer.Option(help="pace files as if they were spoken now")] = False,
     microphone: Annotated[bool, typer.Option(help="listen to the microphone until Ctrl-C")] = False,
+    captions: Annotated[Path | None, typer.Option(help="keep captions in this .srt or .vtt file, live")] = None,
+    encoding: Annotated[Encoding | None, typer.Option(help="the input has no header: raw samples like this")] = None,
+    rate: Annotated[int, typer.Option(min=8_000, max=48_000, help="Hz of raw samples")] = 16_000,
+    channels: Annotated[int, typer.Option(min=1, max=8, help="of raw samples, interleaved")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per file at its end, nothing else")] = False,
 ) -> None:
     """Send audio to a server; characters appear as they are emitted."""
     if microphone == bool(files):
-        console.print("[red]error:[/red] give files, or - for a pipe, or --microphone")
-        raise typer.Exit(2)
+        _refuse("give files, or - for a pipe, or --microphone")
+    if microphone and encoding:
+        _refuse("--encoding is for files and pipes")
+    if captions and captions.suffix.lower() not in FORMATS:
+        _refuse("--captions needs a name that ends in .srt or .vtt")
+    if captions and len(files or []) > 1:
+        _refuse("--captions is for one file at a time: times of several would overlap")
+    raw = Start(sample_rate=rate, encoding=encoding, channels=channels) if encoding else None
     try:
         if microphone:
-            asyncio.run(_stream(microphone_pieces(chunk_ms), url, as_json))
+            view = MicrophoneView(console) if console.is_terminal and not as_json else _view(as_json)
+            asyncio.run(_stream(microphone_pieces(chunk_ms), DECODED, url, view, captions))
         for path in files or []:
-            pieces = _paced(file_pieces(path, chunk_ms), chunk_ms / 1000 if realtime else 0.0)
-            asyncio.run(_stream(pieces, url, as_json))
-    except (ClientError, SourceError) as error:
-        console.print(f"[red]error:[/red] {error}")
+            pieces = raw_pieces(path, chunk_ms, raw) if raw else decoded_pieces(path, chunk_ms)
+            paced = _paced(pieces, chunk_ms / 1000 if realtime else 0.0)
+            asyncio.run(_stream(paced, raw or DECODED, url, _view(as_json), captions))
+    except (ClientError, SourceError, OSError) as error:
+        console.print("[red]error:[/red]", str(error), highlight=False)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         print()
 
 
+def _refuse(why: str) -> NoReturn:
+    console.print(f"[red]error:[/red] {why}")
+    raise typer.Exit(2)
+
+
+def _view(as_json: bool) -> View:
+    return JsonView() if as_json else PlainView()
+
+
 async def _paced(pieces: Iterator[bytes], period_s: float) -> AsyncIterator[bytes]:
     """Pieces, each no earlier than its audio would have been spoken."""
-    began = time.monotonic()
-    for number, piece in enumerate(pieces, 1):
+    began, number = time.monotonic(), 0
+    async for piece in read_aside(pieces):
+        number += 1
         if period_s:
             await asyncio.sleep(max(0.0, began + number * period_s - time.monotonic()))
         yield piece
 
 
-async def _stream(pieces: AsyncIterator[bytes], url: str, as_json: bool) -> None:
-    began = time.monotonic()
-    result: dict[str, Any] = {"text": "", "words": [], "characters": []}
-    async with StreamingClient(url) as client:
-        async for event in client.transcribe(pieces):
-            if isinstance(event, Text):
-                received = round(time.monotonic() - began, 4)
-                result["text"] += event.delta
-                result["characters"] += [c.model_dump() | {"received": received} for c in event.characters]
-                if not as_json:
-                    print(event.delta, end="", flush=True)
-            elif isinstance(event, Segment):
-                result["words"] += [w.model_dump() for w in event.words]
-    result["text"] = result["text"].strip()
-    print(json.dumps(result, ensure_ascii=False) if as_json else "")
+async def _stream(pieces: AsyncIterator[bytes], start: Start, url: str, view: View, captions: Path | None) -> None:
+    async def shown() -> AsyncIterator[bytes]:
+        async for piece in pieces:
+            view.heard(piece)
+            yield piece
+
+    async with StreamingClient(url, start.sample_rate, start.encoding, start.channels) as client:
+        assert client.ready is not None
+        subtitles = Captions(captions, client.ready.frame_ms / 1000) if captions else None
+        with view:
+            async for event in client.transcribe(shown()):
+                notice(event, console)
+                view.said(event)
+                if subtitles:
+                    subtitles.push(event)

@@ -1,28 +1,42 @@
-"""Where audio comes from: files, a pipe, a microphone. All give 16 kHz mono s16le bytes in pieces."""
+"""Where audio comes from: files, pipes, a microphone. All give bytes in pieces.
+
+Files are decoded to 16 kHz mono s16le, and so is the microphone; raw audio is passed on as it is.
+"""
 
 import asyncio
+import contextlib
+import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, BinaryIO
 
 import av
 
-RATE = 16_000
-BYTES_PER_MS = RATE * 2 // 1000
+from mocha_server.messages import Encoding, Start
+
+DECODED = Start(sample_rate=16_000, encoding=Encoding.PCM_S16LE, channels=1)
+PIPE_BYTES = 4096  # asked of a pipe at once: small, so that live audio does not wait to be complete
+PIECES_AHEAD = 4
 
 
 class SourceError(RuntimeError):
     """Audio that cannot be read; the message says what and why."""
 
 
-def file_pieces(path: str, chunk_ms: int) -> Iterator[bytes]:
-    """Decode any audio file ("-" is standard input) into pieces of `chunk_ms`."""
-    size = chunk_ms * BYTES_PER_MS
+def piece_bytes(start: Start, chunk_ms: int) -> int:
+    """Bytes of `chunk_ms`, whole samples."""
+    return start.sample_rate * chunk_ms // 1000 * start.encoding.sample_bytes * start.channels
+
+
+def decoded_pieces(path: str, chunk_ms: int) -> Iterator[bytes]:
+    """Decode any audio file ("-" is standard input) into pieces of `chunk_ms`; raises SourceError."""
+    size = piece_bytes(DECODED, chunk_ms)
     held = bytearray()
     try:
-        with av.open(sys.stdin.buffer if path == "-" else path, mode="r") as container:
-            resampler = av.AudioResampler(format="s16", layout="mono", rate=RATE)
+        with av.open(_standard_input() if path == "-" else path, mode="r", buffer_size=PIPE_BYTES) as container:
+            resampler = av.AudioResampler(format="s16", layout="mono", rate=DECODED.sample_rate)
             for frame in chain(container.decode(audio=0), [None]):
                 for block in resampler.resample(frame):
                     held += block.to_ndarray().tobytes()
@@ -35,15 +49,55 @@ def file_pieces(path: str, chunk_ms: int) -> Iterator[bytes]:
         yield bytes(held)
 
 
+def raw_pieces(path: str, chunk_ms: int, start: Start) -> Iterator[bytes]:
+    """The bytes of a file or of standard input as they are, up to `chunk_ms` in a piece; raises SourceError."""
+    size = piece_bytes(start, chunk_ms)
+    try:
+        with contextlib.ExitStack() as stack:
+            file = _standard_input() if path == "-" else stack.enter_context(open(path, "rb", buffering=0))
+            while piece := file.read(size):
+                yield piece
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read ({error})") from error
+
+
+def _standard_input() -> BinaryIO:
+    """Unbuffered: a read gives what is there instead of waiting for all that was asked."""
+    return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
+
+
+async def read_aside(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Pieces read in a thread of their own, as reading may wait for a pipe while text arrives."""
+    loop, queue = asyncio.get_running_loop(), asyncio.Queue[bytes | BaseException | None](PIECES_AHEAD)
+
+    def put(item: bytes | BaseException | None) -> None:
+        asyncio.run_coroutine_threadsafe(queue.put(item), loop).result()
+
+    def read() -> None:
+        with contextlib.suppress(RuntimeError):  # nobody listens any more
+            try:
+                for piece in pieces:
+                    put(piece)
+                put(None)
+            except SourceError as error:
+                put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    while (item := await queue.get()) is not None:
+        if isinstance(item, BaseException):
+            raise item
+        yield item
+
+
 async def microphone_pieces(chunk_ms: int) -> AsyncIterator[bytes]:
-    """The default microphone until the caller stops; raises SourceError where there is none."""
+    """The default microphone until Ctrl-C (a second one interrupts as ever); raises SourceError where there is none."""
     try:
         import sounddevice
     except (ImportError, OSError) as error:
         raise SourceError(
             'the microphone needs sounddevice: pip install "mocha-asr[microphone]", and PortAudio'
         ) from error
-    loop, pieces = asyncio.get_running_loop(), asyncio.Queue[bytes](500)
+    loop, pieces = asyncio.get_running_loop(), asyncio.Queue[bytes | None](500)
 
     def heard(data: Any, frames: int, time: Any, status: Any) -> None:
         loop.call_soon_threadsafe(keep, bytes(data))
@@ -52,9 +106,20 @@ async def microphone_pieces(chunk_ms: int) -> AsyncIterator[bytes]:
         if not pieces.full():  # a server that cannot follow loses the newest audio rather than all memory
             pieces.put_nowait(data)
 
+    stopped = asyncio.Event()
+
+    def stop() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        stopped.set()
+        if pieces.empty():
+            pieces.put_nowait(None)
+
+    rate = DECODED.sample_rate
     try:
-        with sounddevice.RawInputStream(RATE, RATE * chunk_ms // 1000, channels=1, dtype="int16", callback=heard):
-            while True:
-                yield await pieces.get()
+        with sounddevice.RawInputStream(rate, rate * chunk_ms // 1000, channels=1, dtype="int16", callback=heard):
+            with contextlib.suppress(NotImplementedError):  # where loops take no signals, Ctrl-C ends the command
+                loop.add_signal_handler(signal.SIGINT, stop)
+            while not stopped.is_set() and (piece := await pieces.get()) is not None:
+                yield piece
     except sounddevice.PortAudioError as error:
         raise SourceError(f"no microphone can be opened ({error})") from error

@@ -1,0 +1,213 @@
+"""`mocha-asr stream` with sources that are still talking: real pipes from ffmpeg, captions meanwhile, a microphone."""
+
+import ctypes.util
+import itertools
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mocha_client.captions import Captions
+from mocha_client.client import transcribe_stream
+from mocha_client.terminal import FLOOR_DB, level_db, level_meter
+from mocha_server.messages import Segment, Text
+
+CLIP = Path(__file__).parents[1] / "fixtures" / "weather.wav"
+COMMAND = str(Path(sys.executable).with_name("mocha-asr"))
+
+needs_ffmpeg = pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs the command ffmpeg at the other end")
+
+
+@pytest.fixture(scope="module")
+def expected(lively_server: Any, clip: NDArray[np.int16]) -> str:
+    return heard(lively_server, clip.tobytes())
+
+
+def heard(server: Any, pcm: bytes) -> str:
+    return " ".join(e.text for e in transcribe_stream([pcm], server.url) if isinstance(e, Segment))
+
+
+@needs_ffmpeg
+@pytest.mark.parametrize(
+    ("ffmpeg", "options"),
+    [
+        ("-f wav", ""),
+        ("-f ogg -c:a flac", ""),
+        ("-f s16le", "--encoding pcm_s16le"),
+        ("-f f32le -ac 2 -ar 48000", "--encoding pcm_f32le --rate 48000 --channels 2"),
+    ],
+)
+def test_pipe_from_ffmpeg(lively_server: Any, expected: str, ffmpeg: str, options: str):
+    sender = f"ffmpeg -v error -i {CLIP} {ffmpeg} -"
+    receiver = f"{COMMAND} stream - --json --url {lively_server.url} {options}"
+    done = subprocess.run(f"{sender} | {receiver}", shell=True, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    text = json.loads(done.stdout)["text"]
+    if "48000" in ffmpeg:  # resampled twice: not the very same samples
+        pcm = subprocess.run(f"{sender} ".split(), capture_output=True, check=True).stdout
+        events = transcribe_stream([pcm], lively_server.url, 48_000, "pcm_f32le", 2)  # type: ignore[arg-type]
+        expected = " ".join(e.text for e in events if isinstance(e, Segment))
+    assert text == expected
+
+
+class Process:
+    """A command whose output is read as it comes."""
+
+    def __init__(self, *arguments: str, stdin: int | None = subprocess.PIPE, **options: Any) -> None:
+        self.process = subprocess.Popen(
+            [COMMAND, *arguments], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
+        )
+        self.shown = ""
+
+    def feed(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(data)
+        self.process.stdin.flush()
+
+    def until_shown(self, some: int) -> None:
+        """Wait until `some` characters were printed; fails if the command ends before."""
+        assert self.process.stdout is not None
+        while len(self.shown.strip()) < some:
+            data = os.read(self.process.stdout.fileno(), 4096)
+            assert data, self.process.stderr.read() if self.process.stderr else ""
+            self.shown += data.decode()
+
+    def end(self) -> str:
+        rest, errors = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, errors
+        return (self.shown + rest.decode()).strip()
+
+
+@pytest.mark.parametrize("header", [True, False], ids=["wav", "raw"])
+@pytest.mark.parametrize("suffix", [".srt", ".vtt"])
+def test_text_and_captions_come_while_the_pipe_is_open(
+    lively_server: Any, clip: NDArray[np.int16], tmp_path: Path, header: bool, suffix: str
+):
+    pcm = np.tile(clip, 3).tobytes()
+    path = tmp_path / f"live{suffix}"
+    options = [] if header else ["--encoding", "pcm_s16le"]
+    command = Process("stream", "-", "--url", lively_server.url, "--captions", str(path), *options)
+    if header:
+        sizes = b"\xff\xff\xff\xff"  # as ffmpeg writes them where it cannot seek back
+        data_format = (1).to_bytes(2, "little") * 2 + (16_000).to_bytes(4, "little") + (32_000).to_bytes(4, "little")
+        command.feed(
+            b"RIFF" + sizes + b"WAVEfmt " + (16).to_bytes(4, "little") + data_format + b"\2\0\x10\0data" + sizes
+        )
+    states: list[str] = []
+    for third in range(3):
+        command.feed(pcm[third * len(pcm) // 3 : (third + 1) * len(pcm) // 3])
+        command.until_shown(len(command.shown.strip()) + 1)
+        states.append(valid_captions(path))
+    expected = heard(lively_server, pcm)
+    assert command.end() == expected
+    states.append(valid_captions(path))
+    assert states[-1] == expected
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(states))
+    assert len(set(states)) > 2, "captions did not grow while the pipe was open"
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def valid_captions(path: Path) -> str:
+    """The text of a caption file, after FFmpeg and our own reading of its grammar agree on it."""
+    content = path.read_text()
+    clock = r"\d\d:\d\d:\d\d[,.]\d{3}"
+    cue = rf"(\d+\n)?(?P<start>{clock}) --> (?P<end>{clock})\n(?P<text>[^\n]+)\n"
+    grammar = rf"({cue.replace('?P<start>', '').replace('?P<end>', '').replace('?P<text>', '')}(\n|$))*"
+    body = content.removeprefix("WEBVTT\n\n") if path.suffix == ".vtt" else content
+    assert re.fullmatch(grammar, body) or content == "WEBVTT\n", content
+    cues = list(re.finditer(cue, body))
+    times = [t for c in cues for t in (c["start"], c["end"])]
+    assert times == sorted(times)
+    if cues:
+        with av.open(str(path)) as container:
+            packets = [p for p in container.demux() if p.size]
+        assert [bytes(p).decode() for p in packets] == [c["text"] for c in cues]
+    return " ".join(c["text"] for c in cues)
+
+
+def test_captions_are_valid_after_every_event(lively_server: Any, clip: NDArray[np.int16], tmp_path: Path):
+    path = tmp_path / "every.srt"
+    captions = Captions(path, 0.04)
+    assert valid_captions(path) == ""
+    said = ""
+    for event in transcribe_stream([np.tile(clip, 2).tobytes()], lively_server.url):
+        captions.push(event)
+        said += event.delta if isinstance(event, Text) else ""
+        assert said.strip().startswith(valid_captions(path))
+    assert valid_captions(path) == said.strip()
+
+
+def test_wrong_options_are_explained(lively_server: Any, tmp_path: Path):
+    def run(*options: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [COMMAND, "stream", "--url", lively_server.url, *options], capture_output=True, timeout=60, check=False
+        )
+        return done.returncode, " ".join(done.stderr.decode().split())
+
+    assert run(str(CLIP), "--captions", "live.txt") == (2, "error: --captions needs a name that ends in .srt or .vtt")
+    assert run(str(CLIP), str(CLIP), "--captions", "live.srt")[0] == 2
+    assert run("--microphone", "--encoding", "mulaw")[0] == 2
+    code, errors = run(str(CLIP), "--captions", str(tmp_path / "nowhere" / "live.srt"))
+    assert code == 1 and "nowhere" in errors
+    code, errors = run(str(tmp_path / "missing.raw"), "--encoding", "mulaw")
+    assert code == 1 and "missing.raw" in errors
+
+
+def test_level():
+    def sine(amplitude: float) -> bytes:
+        return (amplitude * 32767 * np.sin(np.arange(1600) / 3)).astype("<i2").tobytes()
+
+    assert level_db(b"") == level_db(bytes(3200)) == FLOOR_DB
+    assert level_db(sine(1)) == pytest.approx(-3, abs=0.1)
+    assert level_db(sine(0.1)) == pytest.approx(-23, abs=0.1)
+    assert [level_meter(db).plain.count("▮") for db in (FLOOR_DB, -30, 0)] == [0, 15, 30]
+
+
+@pytest.fixture
+def fake_microphone(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment in which ALSA's default device plays the clip, over and over."""
+    alsa = Path("/usr/share/alsa/alsa.conf")
+    if ctypes.util.find_library("portaudio") is None or not alsa.is_file():
+        pytest.skip("needs PortAudio and ALSA, whose file device is the microphone here")
+    (tmp_path / "clip.raw").write_bytes(CLIP.read_bytes()[44:])
+    device = f'pcm.!default {{ type file slave.pcm "null" file "/dev/null" infile "{tmp_path}/clip.raw" format "raw" }}'
+    (tmp_path / "asound.conf").write_text(f"<{alsa}>\n{device}\n")
+    return {**os.environ, "ALSA_CONFIG_PATH": str(tmp_path / "asound.conf"), "TERM": "xterm", "COLUMNS": "100"}
+
+
+def test_microphone_shows_level_and_text_until_interrupted(lively_server: Any, fake_microphone: dict[str, str]):
+    """Like a person at a terminal: sees the meter move and text appear, presses Ctrl-C, gets the rest."""
+    master, terminal = pty.openpty()
+    arguments = [COMMAND, "stream", "--microphone", "--url", lively_server.url]
+    ours = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+    process = subprocess.Popen(arguments, env=fake_microphone, start_new_session=True, **ours)
+    os.close(terminal)
+    screen, interrupted = "", False
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and select.select([master], [], [], 60)[0]:
+        try:
+            data = os.read(master, 65536)
+        except OSError:  # the other end is closed
+            break
+        screen = (screen + data.decode(errors="replace"))[-200_000:]
+        if not interrupted and re.search(r"[a-z]{3}.*\n.*level .*▮", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen)):
+            process.send_signal(signal.SIGINT)
+            interrupted = True
+    assert process.wait(60) == 0, screen[-2000:]
+    os.close(master)
+    assert interrupted, screen[-2000:]
+    assert "Traceback" not in screen
