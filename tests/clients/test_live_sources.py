@@ -181,32 +181,30 @@ def test_level():
 
 @pytest.fixture
 def fake_microphone(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment in which ALSA's default device gives the clip at the pace of a speaker, then silence."""
+    """The environment in which ALSA's default device gives the clip at the pace of a speaker, over and over."""
     alsa = Path("/usr/share/alsa/alsa.conf")
     if ctypes.util.find_library("portaudio") is None or not alsa.is_file():
         pytest.skip("needs PortAudio and ALSA, whose file device is the microphone here")
     os.mkfifo(tmp_path / "speech")
     device = f'pcm.!default {{ type file slave.pcm "null" file "/dev/null" infile "{tmp_path}/speech" format "raw" }}'
     (tmp_path / "asound.conf").write_text(f"<{alsa}>\n{device}\n")
-    speaking = threading.Event()
-    speaking.set()
+    pipe = os.open(tmp_path / "speech", os.O_RDWR | os.O_NONBLOCK)  # stays, though PortAudio opens it more than once
+    silent = threading.Event()
 
     def speak() -> None:
-        pcm = CLIP.read_bytes()[44:] * 2 + bytes(32_000 * 600)
-        with contextlib.suppress(BrokenPipeError), open(tmp_path / "speech", "wb", buffering=0) as pipe:
-            for at in range(0, len(pcm), 3200):
-                pipe.write(pcm[at : at + 3200])
-                time.sleep(0.1)
-                if not speaking.is_set():
-                    return
+        pcm = CLIP.read_bytes()[44:]
+        at = 0
+        while not silent.wait(0.1):
+            with contextlib.suppress(BlockingIOError):  # nobody listens
+                at += os.write(pipe, pcm[at : at + 3200])
+            at %= len(pcm)
 
     speaker = threading.Thread(target=speak)
     speaker.start()
     yield {**os.environ, "ALSA_CONFIG_PATH": str(tmp_path / "asound.conf"), "TERM": "xterm", "COLUMNS": "100"}
-    speaking.clear()
-    with contextlib.suppress(OSError):  # nobody listened
-        os.close(os.open(tmp_path / "speech", os.O_RDONLY | os.O_NONBLOCK))
+    silent.set()
     speaker.join()
+    os.close(pipe)
 
 
 def test_microphone_shows_level_and_text_until_interrupted(lively_server: Any, fake_microphone: dict[str, str]):
