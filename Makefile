@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup serve test check lint bench bench-attention
+.PHONY: setup serve test check lint bench bench-attention pictures
 setup: .venv/.ready
 
 # Without an NVIDIA GPU the CPU wheels of the same versions are far smaller; they are taken where their index answers.
@@ -34,3 +34,7 @@ bench: setup
 
 bench-attention: setup
 	$(BIN)/python tests/benchmarks/attention_speed.py
+
+# The pictures of the page in docs, with the bundled model.
+pictures: setup
+	$(BIN)/python tests/benchmarks/page_pictures.py

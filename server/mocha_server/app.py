@@ -1,6 +1,6 @@
 """The ASGI application: puts engine, protocols and page together."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from fastapi import FastAPI, Request, Response
 from fastapi.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from mocha_model.recognizer import Recognizer
 from mocha_server.engine import Engine
@@ -24,8 +25,17 @@ from mocha_server.protocols import (
 from mocha_server.settings import Settings
 
 WEB = Path(__file__).parent / "web"
-POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'"
-PAGE_PATHS = ("/", "/index.html", "/app.js", "/recorder.js", "/style.css")
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+PAGE_HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Permissions-Policy": "microphone=(self), camera=(), geolocation=()",
+    "Cache-Control": "no-cache",  # asked again each time, sent again only when changed
+}
 
 
 def create_app(settings: Settings | None = None, recognizer: Recognizer | None = None) -> FastAPI:
@@ -64,13 +74,16 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
         """Prometheus' text format."""
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
-    @app.middleware("http")
-    async def secure(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        response = await call_next(request)
-        if request.url.path in PAGE_PATHS:
-            response.headers["Content-Security-Policy"] = POLICY
-            response.headers["X-Content-Type-Options"] = "nosniff"
-        return response
-
-    app.mount("/", StaticFiles(directory=WEB, html=True))
+    app.mount("/client", Page(packages=[("mocha_client", "javascript")]))
+    app.mount("/", Page(directory=WEB, html=True))
     return app
+
+
+class Page(StaticFiles):
+    """Files of the page: nothing from elsewhere runs on it, and nobody frames it."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """A file, with the headers that say so."""
+        response = await super().get_response(path, scope)
+        response.headers.update(PAGE_HEADERS)
+        return response

@@ -1,141 +1,253 @@
-// The page: microphone or file in, characters out, over /v1/stream. No dependencies.
-const byId = (id) => document.getElementById(id);
-const MAX_PARAGRAPHS = 200; // older segments leave the page, not the copied text
-const SECONDS_SHOWN = 8;
+// The page: microphone or file in, characters out, over /v1/stream. No dependencies, no build.
+import { StreamingClient } from "./client/mocha-asr.js";
+import { Strip, clock } from "./strip.js";
+import { Transcript } from "./transcript.js";
 
-const strip = byId("strip");
-const levels = []; // {time, level} of the last seconds
-const marks = []; // {time, text, p}
-let transcript = "";
-let paragraph = null;
-let socket = null;
-let microphone = null;
-let sentSamples = 0;
-let streamRate = 16000;
+const DECODED_RATE = 16_000; // of files
+const MAX_DECODED_BYTES = 64 << 20; // longer files are decoded by the server, which holds none of them whole
+const LAGS = 15; // characters the lag is the median of
+const PROCESSING = ["echoCancellation", "noiseSuppression", "autoGainControl"];
+
+const byId = (id) => document.getElementById(id);
+export const strip = new Strip(byId("strip"), byId("readout"), byId("latest"));
+export const transcript = new Transcript(byId("text"), byId("tip"), byId("spoken"), strip);
+
+let stream = null; // {client, sampleRate, numSamples, base: seconds of earlier streams, frameShift, lag, done}
+let microphone = null; // {context, node, to: stream, media, source}
 
 function status(message) { byId("status").textContent = message; }
 
-function addText(message) {
-  if (!paragraph) {
-    paragraph = byId("text").appendChild(document.createElement("p"));
-    while (byId("text").childElementCount > MAX_PARAGRAPHS) byId("text").firstChild.remove();
+// Lag: from the moment the audio of a character's frame was sent until the character is here.
+class Lag {
+  #sent = []; // {seconds of audio, at: milliseconds}
+  #last = [];
+
+  sent(seconds) {
+    this.#sent.push({ seconds, at: performance.now() });
+    if (this.#sent.length > 4000) this.#sent.splice(0, 2000);
   }
-  paragraph.append(message.delta);
-  transcript += message.delta;
-  for (const c of message.characters) marks.push({ time: c.time, text: c.text, p: c.p });
-  if (marks.length > 400) marks.splice(0, marks.length - 400);
+
+  received(characters) {
+    for (const { time } of characters) {
+      const piece = this.#sent.find(({ seconds }) => seconds >= time);
+      if (piece) this.#last.push(performance.now() - piece.at);
+    }
+    this.#last.splice(0, this.#last.length - LAGS);
+    if (!this.#last.length) return;
+    const median = [...this.#last].sort((a, b) => a - b)[this.#last.length >> 1];
+    byId("lag").value = median;
+    byId("lag-text").textContent = median < 9950 ? `${Math.round(median)} ms` : `${Math.round(median / 1000)} s`;
+  }
 }
 
-function receive(event) {
-  const message = JSON.parse(event.data);
-  if (message.type === "text") addText(message);
-  else if (message.type === "segment") paragraph = null;
-  else if (message.type === "error") status(`${message.code}: ${message.message}`);
-  else if (message.type === "end") { paragraph = null; status(`Finished: ${message.duration.toFixed(1)} s heard.`); }
+async function openStream(sampleRate) {
+  await stream?.done;
+  const url = new URL("v1/stream", location.href);
+  url.protocol = url.protocol.replace("http", "ws");
+  const client = new StreamingClient(url, { sampleRate });
+  const ready = await client.open();
+  const base = strip.begin(sampleRate, ready.frame_ms);
+  byId("lag-text").textContent = "–";
+  byId("lag").value = 0;
+  const frameShift = Math.round((1000 * base) / ready.frame_ms);
+  const opened = { client, sampleRate, numSamples: 0, base, frameShift, lag: new Lag() };
+  opened.done = receive(opened).catch(report).finally(() => {
+    client.close();
+    if (stream === opened) stream = null;
+    if (!stream) stopMicrophone();
+  });
+  return (stream = opened);
 }
 
-function connect(sampleRate) {
-  return new Promise((resolve, reject) => {
-    const url = new URL("v1/stream", location.href);
-    url.protocol = url.protocol.replace("http", "ws");
-    const opened = new WebSocket(url);
-    opened.onopen = () => {
-      opened.send(JSON.stringify({ type: "start", sample_rate: sampleRate, encoding: "pcm_f32le" }));
-      sentSamples = 0; streamRate = sampleRate; levels.length = marks.length = 0;
-      resolve(opened);
-    };
-    opened.onmessage = receive;
-    opened.onerror = () => { status("The server cannot be reached."); reject(new Error("unreachable")); };
-    opened.onclose = () => { if (socket === opened) { socket = null; stopMicrophone(); } };
+async function receive({ client, lag, base, frameShift }) {
+  for await (const event of client) {
+    if (event.type === "text") {
+      transcript.add(event);
+      strip.mark(event.characters.map((c) => ({ ...c, frame: c.frame + frameShift, time: c.time + base })));
+      lag.received(event.characters);
+    } else if (event.type === "segment") transcript.close(after(base, event));
+    else if (event.type === "reconnected") status(`Connected again, listening from ${clock(event.time)}.`);
+    else if (event.type === "end") status(`Finished: ${event.duration.toFixed(1)} s heard.`);
+  }
+}
+
+// A segment as part of the page's whole text, which goes on from stream to stream.
+function after(base, segment) {
+  const later = (item) => ({ ...item, start: item.start + base, end: item.end + base });
+  return { ...later(segment), words: segment.words.map(later) };
+}
+
+// Samples [N] float32 to the server and into the picture.
+function send(to, samples) {
+  to.numSamples += samples.length;
+  const seconds = to.numSamples / to.sampleRate;
+  to.lag.sent(seconds);
+  strip.hear(samples);
+  byId("heard").textContent = clock(to.base + seconds);
+  return to.client.send(Int16Array.from(samples, (s) => Math.round(32767 * Math.max(-1, Math.min(1, s)))));
+}
+
+function showLevel(samples) {
+  let power = 0;
+  for (const s of samples) power += s * s;
+  const db = 10 * Math.log10(power / samples.length + 1e-9);
+  byId("level").value = Math.max(0, 1 + db / 60);
+}
+
+function openMedia() {
+  const wanted = Object.fromEntries(PROCESSING.map((name) => [name, byId(name).checked]));
+  const device = byId("device").value;
+  return navigator.mediaDevices.getUserMedia({
+    audio: { channelCount: 1, ...wanted, ...(device ? { deviceId: { exact: device } } : {}) },
   });
 }
 
-function send(samples) {
-  if (!microphone || !socket || socket.readyState !== WebSocket.OPEN) return; // late blocks come after a stop
-  socket.send(samples);
-  let sum = 0;
-  for (const s of samples) sum += s * s;
-  sentSamples += samples.length;
-  const level = Math.min(1, Math.sqrt(sum / samples.length) * 3);
-  levels.push({ time: sentSamples / streamRate, level });
-  if (levels.length > 4000) levels.shift();
-  byId("level").value = level;
+async function listDevices() {
+  const devices = (await navigator.mediaDevices.enumerateDevices()).filter((d) => d.kind === "audioinput" && d.deviceId);
+  const select = byId("device"), chosen = select.value;
+  select.replaceChildren(new Option("default", ""), ...devices.filter((d) => d.deviceId !== "default").map((d) => new Option(d.label || "microphone", d.deviceId)));
+  select.value = devices.some((d) => d.deviceId === chosen) ? chosen : "";
 }
 
 async function startMicrophone() {
-  const media = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1 } });
+  if (!navigator.mediaDevices) throw new Error("Browsers give the microphone to pages over https or on localhost only.");
+  await stream?.done;
+  const media = await openMedia();
   const context = new AudioContext();
-  await context.audioWorklet.addModule("recorder.js");
-  socket = await connect(context.sampleRate);
-  const node = new AudioWorkletNode(context, "recorder");
-  microphone = { media, context };
-  node.port.onmessage = (event) => send(event.data);
-  context.createMediaStreamSource(media).connect(node);
-  byId("microphone").setAttribute("aria-pressed", "true");
-  byId("microphone").textContent = "Stop microphone";
+  try {
+    await context.audioWorklet.addModule("recorder.js");
+    const to = await openStream(context.sampleRate);
+    const node = new AudioWorkletNode(context, "recorder");
+    microphone = { context, node, to, media, source: context.createMediaStreamSource(media) };
+    node.port.onmessage = ({ data }) => {
+      if (!microphone || microphone.to !== to) return; // late blocks come after a stop
+      showLevel(data);
+      send(to, data).catch(() => {}); // the iteration says what is wrong
+    };
+    microphone.source.connect(node);
+  } catch (error) {
+    media.getTracks().forEach((track) => track.stop());
+    context.close();
+    throw error;
+  }
+  showPressed(true);
   status("Listening.");
+  await listDevices();
+}
+
+// Another device, or other processing, in the same stream.
+async function changeMedia() {
+  if (!microphone) return;
+  const media = await openMedia();
+  if (!microphone) return media.getTracks().forEach((track) => track.stop());
+  microphone.source.disconnect();
+  microphone.media.getTracks().forEach((track) => track.stop());
+  microphone.media = media;
+  microphone.source = microphone.context.createMediaStreamSource(media);
+  microphone.source.connect(microphone.node);
 }
 
 function stopMicrophone() {
   if (!microphone) return;
-  microphone.media.getTracks().forEach((track) => track.stop());
-  microphone.context.close();
+  const { media, context, to } = microphone;
   microphone = null;
+  media.getTracks().forEach((track) => track.stop());
+  context.close();
   byId("level").value = 0;
-  byId("microphone").setAttribute("aria-pressed", "false");
-  byId("microphone").textContent = "Start microphone";
-  if (socket && socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify({ type: "finish" }));
+  showPressed(false);
+  to.client.finish().catch(() => {}); // the iteration says what is wrong
+}
+
+function showPressed(pressed) {
+  byId("microphone").setAttribute("aria-pressed", pressed);
+  byId("microphone").textContent = pressed ? "Stop microphone" : "Start microphone";
 }
 
 async function sendFile(file) {
   stopMicrophone();
+  await stream?.done;
   status(`Reading ${file.name}.`);
+  const samples = await decode(file);
+  if (!samples) return upload(file);
+  const to = await openStream(DECODED_RATE);
+  status(`Listening to ${file.name}.`);
+  for (let at = 0; at < samples.length && stream === to; at += DECODED_RATE / 4)
+    await send(to, samples.subarray(at, at + DECODED_RATE / 4));
+  await to.client.finish();
+  await to.done;
+}
+
+// Mono samples at DECODED_RATE, or null for what this browser cannot decode.
+async function decode(file) {
+  if (file.size > MAX_DECODED_BYTES) return null;
+  try {
+    const audio = await new OfflineAudioContext(1, 1, DECODED_RATE).decodeAudioData(await file.arrayBuffer());
+    const mono = new Float32Array(audio.length);
+    for (let channel = 0; channel < audio.numberOfChannels; channel++)
+      audio.getChannelData(channel).forEach((s, i) => (mono[i] += s / audio.numberOfChannels));
+    return mono;
+  } catch {
+    return null;
+  }
+}
+
+// The server reads more formats; there is no picture then.
+async function upload(file) {
   const form = new FormData();
   form.append("file", file);
   form.append("response_format", "verbose_json");
+  status(`The server reads ${file.name}.`);
   const response = await fetch("v1/audio/transcriptions", { method: "POST", body: form });
   const body = await response.json();
-  if (!response.ok) { status(body.error.message); return; }
+  if (!response.ok) throw new Error(body.error.message);
   for (const segment of body.segments) {
-    addText({ delta: (transcript && !transcript.endsWith(" ") ? " " : "") + segment.text, characters: [] });
-    paragraph = null;
+    const words = body.words.filter((word) => word.start >= segment.start && word.end <= segment.end);
+    transcript.close(after(strip.seconds, { ...segment, words }));
   }
-  status(`${file.name}: ${body.duration.toFixed(1)} s heard.`);
+  strip.skip(body.duration);
+  status(`Finished: ${body.duration.toFixed(1)} s heard.`);
 }
 
-function draw() {
-  const width = (strip.width = strip.clientWidth);
-  const pen = strip.getContext("2d");
-  const ink = getComputedStyle(document.body).color;
-  const now = sentSamples / streamRate;
-  const x = (time) => width * (1 - (now - time) / SECONDS_SHOWN);
-  pen.fillStyle = ink;
-  pen.globalAlpha = 0.5;
-  for (const { time, level } of levels) {
-    if (time > now - SECONDS_SHOWN) pen.fillRect(x(time), 75 - level * 35, 2, 1 + level * 70);
-  }
-  pen.globalAlpha = 1;
-  pen.font = "16px system-ui";
-  for (const { time, text, p } of marks) {
-    if (time <= now - SECONDS_SHOWN) continue;
-    pen.fillStyle = `hsl(${Math.round(240 * (p - 0.5))} 80% 50%)`; // red just above 0.5, green and blue towards 1
-    pen.fillText(text, x(time) - 4, 22);
-    pen.fillRect(x(time), 28, 1, 80);
-  }
-  requestAnimationFrame(draw);
+function download(format) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([transcript.as(format)], { type: "text/plain" }));
+  link.download = `transcript.${format}`;
+  link.click();
+  URL.revokeObjectURL(link.href);
 }
 
-function report(error) { status(error.name === "NotAllowedError" ? "The microphone is not allowed." : String(error.message)); }
+function report(error) {
+  status(error.name === "NotAllowedError" ? "The microphone is not allowed." : error.message);
+}
 
-byId("microphone").onclick = () => (microphone ? stopMicrophone() : startMicrophone().catch(report));
-byId("file").onchange = (event) => event.target.files[0] && sendFile(event.target.files[0]).catch(report);
-byId("copy").onclick = () => navigator.clipboard.writeText(transcript.trim()).then(() => status("Copied."), report);
-byId("clear").onclick = () => { byId("text").replaceChildren(); transcript = ""; paragraph = null; };
-addEventListener("dragover", (event) => { event.preventDefault(); document.body.classList.add("dropping"); });
-addEventListener("dragleave", () => document.body.classList.remove("dropping"));
+byId("microphone").onclick = async ({ target }) => {
+  if (microphone) return stopMicrophone();
+  target.disabled = true; // until it has started: a second press would start a second one
+  await startMicrophone().catch(report);
+  target.disabled = false;
+  target.focus();
+};
+byId("open").onclick = () => byId("file").click();
+byId("file").onchange = ({ target }) => {
+  if (target.files[0]) sendFile(target.files[0]).catch(report);
+  target.value = ""; // so that the same file can be chosen again
+};
+byId("copy").onclick = () => navigator.clipboard.writeText(transcript.text).then(() => status("Copied."), report);
+byId("clear").onclick = () => {
+  transcript.clear();
+  if (!stream) strip.clear();
+};
+for (const button of document.querySelectorAll("[data-format]")) button.onclick = () => download(button.dataset.format);
+for (const name of ["device", ...PROCESSING]) byId(name).onchange = () => changeMedia().catch(report);
+if (navigator.mediaDevices) {
+  navigator.mediaDevices.ondevicechange = () => listDevices();
+  listDevices();
+}
+addEventListener("keydown", ({ key }) => { if (key === "Escape") byId("settings").open = false; });
+addEventListener("dragover", (event) => { event.preventDefault(); byId("drop").hidden = false; });
+addEventListener("dragleave", (event) => { if (!event.relatedTarget) byId("drop").hidden = true; });
 addEventListener("drop", (event) => {
   event.preventDefault();
-  document.body.classList.remove("dropping");
+  byId("drop").hidden = true;
   if (event.dataTransfer.files[0]) sendFile(event.dataTransfer.files[0]).catch(report);
 });
-draw();

@@ -1,8 +1,16 @@
-// Audio worklet: mono float32 blocks of the microphone to the page.
+// Audio worklet: the microphone to the page, mono float32 in blocks of about 20 ms.
 class Recorder extends AudioWorkletProcessor {
-  process(inputs) {
-    const channel = inputs[0][0];
-    if (channel) this.port.postMessage(channel.slice());
+  #block = new Float32Array(128 * Math.ceil(sampleRate / 50 / 128));
+  #filled = 0;
+
+  process([[channel]]) {
+    if (!channel) return true;
+    this.#block.set(channel, this.#filled);
+    this.#filled += channel.length;
+    if (this.#filled === this.#block.length) {
+      this.port.postMessage(this.#block.slice());
+      this.#filled = 0;
+    }
     return true;
   }
 }

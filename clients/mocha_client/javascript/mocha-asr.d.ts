@@ -1,0 +1,134 @@
+/** How samples are written; 16- and 32-bit ones are little-endian. */
+export type Encoding = "pcm_s16le" | "pcm_f32le" | "mulaw" | "alaw";
+
+export type ErrorCode =
+  | "start_expected"
+  | "invalid_message"
+  | "invalid_audio"
+  | "unsupported_media"
+  | "empty_audio"
+  | "server_full"
+  | "too_slow"
+  | "idle"
+  | "internal";
+
+/** The server has admitted the stream. */
+export interface Ready {
+  type: "ready";
+  session: string;
+  model: string;
+  /** Hz the model listens at. */
+  sample_rate: number;
+  frame_ms: number;
+  /** Look-ahead of the model. */
+  latency_ms: number;
+  chunk_width: number;
+}
+
+export interface Character {
+  text: string;
+  /** Encoder frame it was emitted at, from the start of the stream. */
+  frame: number;
+  /** Seconds from the start of the stream at which that frame's audio was complete. */
+  time: number;
+  /** Selection probability; 0 where the end of the audio forced it. */
+  p: number;
+  /** Attention over the frames up to and including `frame`. */
+  chunk: number[];
+}
+
+export interface Word {
+  word: string;
+  start: number;
+  end: number;
+  confidence: number;
+}
+
+/** New characters. Deltas are only ever appended: joined, they are the transcript. */
+export interface TextEvent {
+  type: "text";
+  segment: number;
+  delta: string;
+  characters: Character[];
+}
+
+/** A segment is closed. */
+export interface SegmentEvent {
+  type: "segment";
+  segment: number;
+  text: string;
+  start: number;
+  end: number;
+  words: Word[];
+}
+
+/** The connection was lost and is back, listening from `time` on; `missing` seconds before it were not heard. */
+export interface ReconnectedEvent {
+  type: "reconnected";
+  time: number;
+  missing: number;
+}
+
+/** The last event of a finished stream. */
+export interface EndEvent {
+  type: "end";
+  segments: number;
+  duration: number;
+}
+
+export type StreamEvent = TextEvent | SegmentEvent | ReconnectedEvent | EndEvent;
+
+/** Something about the stream that did not end it. */
+export interface Warning {
+  type: "error";
+  code: ErrorCode;
+  message: string;
+  fatal: false;
+}
+
+export interface StreamOptions {
+  /** Hz of the audio that `send` is given, 8000 to 48000; 16000. */
+  sampleRate?: number;
+  /** "pcm_s16le". */
+  encoding?: Encoding;
+  /** Interleaved channels, 1 to 8; 1. */
+  channels?: number;
+  /** How long to go without text before a lost connection is given up; 30. 0 never tries. */
+  reconnectSeconds?: number;
+  /** Audio kept for a new connection, at most; 300. */
+  keepSeconds?: number;
+  /** Where there is no global one. */
+  WebSocket?: new (url: string | URL) => unknown;
+}
+
+/** The stream cannot go on; `code` is the server's, or null where the server was not reached. */
+export class StreamError extends Error {
+  readonly code: ErrorCode | null;
+  constructor(message: string, code?: ErrorCode | null);
+}
+
+/** One stream: `open`, `send` bytes of any size, `finish`, and iterate over events until `end`. */
+export class StreamingClient implements AsyncIterable<StreamEvent> {
+  constructor(url: string | URL, options?: StreamOptions);
+  /** What the server said when it admitted the stream; null before. */
+  readonly ready: Ready | null;
+  readonly warnings: Warning[];
+  /** Bytes that were sent and have not left this machine. */
+  readonly waitingBytes: number;
+  /** Connect; resolves once the server admits the stream. Rejects with StreamError. */
+  open(): Promise<Ready>;
+  /** Send audio, cut anywhere; waits while the server is behind or away. Rejects with StreamError. */
+  send(audio: ArrayBuffer | ArrayBufferView): Promise<void>;
+  /** No more audio: the server emits the rest, then `end`. Rejects with StreamError. */
+  finish(): Promise<void>;
+  /** Close the connection, finished or not. */
+  close(): void;
+  /** Events until `end`, the last; throws StreamError. */
+  [Symbol.asyncIterator](): AsyncGenerator<StreamEvent, void, void>;
+}
+
+/** SubRip of closed segments. */
+export function toSrt(segments: Iterable<Pick<SegmentEvent, "words">>): string;
+
+/** WebVTT of closed segments. */
+export function toVtt(segments: Iterable<Pick<SegmentEvent, "words">>): string;

@@ -1,0 +1,290 @@
+// StreamingClient: audio in, events out, over a mocha-asr server's native protocol (docs/protocol.md).
+// No dependencies; types in mocha-asr.d.ts. The same client in Python is mocha_client/client.py.
+
+const SAMPLE_BYTES = { pcm_s16le: 2, pcm_f32le: 4, mulaw: 1, alaw: 1 };
+const PIECE_BYTES = 1 << 16; // of audio in one message; servers refuse messages without bound
+const PASSING = ["server_full", "internal"]; // errors after which a new connection may succeed
+const FIRST_PAUSE_MS = 100, MAX_PAUSE_MS = 5000; // between attempts to connect again; doubled each time
+const OPEN = 1; // WebSocket.readyState
+
+export class StreamError extends Error {
+  constructor(message, code = null) {
+    super(message);
+    this.name = "StreamError";
+    this.code = code;
+  }
+}
+
+const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+// Audio not yet heard, and times that count on over several sessions of the server. No sockets, no clock.
+class Continuity {
+  #rate; #sampleBytes; #keepBytes;
+  #kept = []; // {from: position in bytes since the start, bytes}
+  #end = 0; // position of the next audio to be sent
+  #frame = 0; // seconds
+  #offset = 0; #heard = 0; // seconds: of this session's start; of what gave text
+  #segments = 0; #firstSegment = 0;
+  #open = []; // characters of the open segment
+  #last = ""; #joins = false;
+
+  constructor({ sample_rate, encoding, channels }, keepSeconds) {
+    this.#rate = sample_rate;
+    this.#sampleBytes = SAMPLE_BYTES[encoding] * channels;
+    this.#keepBytes = Math.floor(keepSeconds * sample_rate) * this.#sampleBytes;
+  }
+
+  ready(message) { this.#frame = message.frame_ms / 1000; }
+
+  sent(bytes) {
+    this.#kept.push({ from: this.#end, bytes });
+    this.#end += bytes.length;
+    const needed = Math.max(this.#position(this.#heard), this.#end - this.#keepBytes);
+    while (this.#kept.length && this.#kept[0].from + this.#kept[0].bytes.length <= needed) this.#kept.shift();
+  }
+
+  // What a message of the server says, counted from the start of the stream.
+  received(message) {
+    if (message.type === "end")
+      return { ...message, segments: this.#segments, duration: message.duration + this.#offset };
+    const segment = message.segment + this.#firstSegment;
+    const moved = (item) => ({ ...item, start: item.start + this.#offset, end: item.end + this.#offset });
+    if (message.type === "segment") {
+      this.#open = [];
+      this.#segments = segment + 1;
+      return { ...moved(message), segment, words: message.words.map(moved) };
+    }
+    const shift = Math.round(this.#offset / this.#frame);
+    const characters = message.characters.map((c) => ({ ...c, frame: c.frame + shift, time: c.time + this.#offset }));
+    const delta = this.#joins ? ` ${message.delta}` : message.delta;
+    for (const character of characters) this.#open.push(character);
+    if (characters.length) this.#heard = Math.max(this.#heard, (characters.at(-1).frame + 1) * this.#frame);
+    this.#joins = false;
+    this.#last = delta.at(-1);
+    return { ...message, segment, delta, characters };
+  }
+
+  // The connection is gone: the segment that was open ends here. Null if it has no word.
+  lost() {
+    const groups = [[]];
+    for (const c of this.#open) c.text === " " ? groups.push([]) : groups.at(-1).push(c);
+    this.#open = [];
+    const words = groups.filter((group) => group.length).map((group) => ({
+      word: group.map((c) => c.text).join(""),
+      start: group[0].frame * this.#frame,
+      end: (group.at(-1).frame + 1) * this.#frame,
+      confidence: group.reduce((sum, c) => sum + c.p, 0) / group.length,
+    }));
+    if (!words.length) return null;
+    const text = words.map((word) => word.word).join(" ");
+    return { type: "segment", segment: this.#segments++, text, start: words[0].start, end: words.at(-1).end, words };
+  }
+
+  // A session begins anew: the event that says so, and the audio to send.
+  resume() {
+    const first = Math.min(this.#position(this.#heard), this.#end - (this.#end % this.#sampleBytes));
+    const from = Math.max(first, this.#kept.length ? this.#kept[0].from : first);
+    const whole = Math.ceil(from / this.#sampleBytes) * this.#sampleBytes; // where the first piece began inside a sample
+    const missing = (whole - first) / this.#sampleBytes / this.#rate;
+    this.#offset = this.#heard = this.#heard + missing;
+    this.#firstSegment = this.#segments;
+    this.#joins = this.#last !== "" && this.#last !== " ";
+    const audio = this.#kept.filter((piece) => piece.from + piece.bytes.length > whole)
+      .map((piece) => piece.bytes.subarray(Math.max(0, whole - piece.from)));
+    return { event: { type: "reconnected", time: this.#offset, missing }, audio };
+  }
+
+  #position(seconds) { return Math.round(seconds * this.#rate) * this.#sampleBytes; }
+}
+
+export class StreamingClient {
+  #url; #start; #reconnectMs; #WebSocket; #continuity;
+  #socket = null;
+  #events = [];
+  #wake = () => {}; // called when there is news for whoever waits
+  #news = null;
+  #failure = null;
+  #restoring = null; // a promise while the connection is being replaced
+  #deadline = null; // set while connections are lost without text in between
+  #finishing = false; #ended = false;
+  ready = null;
+  warnings = [];
+
+  constructor(url, options = {}) {
+    const { sampleRate = 16000, encoding = "pcm_s16le", channels = 1 } = options;
+    const { reconnectSeconds = 30, keepSeconds = 300, WebSocket = globalThis.WebSocket } = options;
+    if (!(encoding in SAMPLE_BYTES)) throw new TypeError(`encoding is one of ${Object.keys(SAMPLE_BYTES).join(", ")}`);
+    if (!WebSocket) throw new TypeError("there is no WebSocket here: pass one as the option WebSocket");
+    this.#url = url;
+    this.#start = { type: "start", sample_rate: sampleRate, encoding, channels };
+    this.#reconnectMs = 1000 * reconnectSeconds;
+    this.#WebSocket = WebSocket;
+    this.#continuity = new Continuity(this.#start, keepSeconds);
+  }
+
+  get waitingBytes() { return this.#socket?.bufferedAmount ?? 0; }
+
+  async open() {
+    await this.#connect();
+    return this.ready;
+  }
+
+  async send(audio) {
+    const all = ArrayBuffer.isView(audio)
+      ? new Uint8Array(audio.buffer, audio.byteOffset, audio.byteLength) : new Uint8Array(audio);
+    for (let at = 0; at < all.length; at += PIECE_BYTES) {
+      await this.#able();
+      const piece = all.slice(at, at + PIECE_BYTES); // a copy: the caller may use its buffer again
+      this.#continuity.sent(piece);
+      if (this.#socket.readyState === OPEN) this.#socket.send(piece); // else it is sent when the connection is restored
+    }
+    const second = this.#start.sample_rate * this.#start.channels * SAMPLE_BYTES[this.#start.encoding];
+    while (this.waitingBytes > second && this.#socket.readyState === OPEN) await pause(10);
+  }
+
+  async finish() {
+    await this.#able();
+    this.#finishing = true;
+    if (this.#socket.readyState === OPEN) this.#socket.send('{"type":"finish"}');
+  }
+
+  close() {
+    this.#fail(new StreamError("the client was closed"));
+    this.#socket?.close();
+  }
+
+  async *[Symbol.asyncIterator]() {
+    for (;;) {
+      while (this.#events.length) {
+        const event = this.#events.shift();
+        yield event;
+        if (event.type === "end") return;
+      }
+      if (this.#failure) throw this.#failure;
+      this.#news ??= new Promise((resolve) => (this.#wake = resolve));
+      await this.#news;
+      this.#news = null;
+    }
+  }
+
+  // Resolves when audio can be taken.
+  async #able() {
+    if (!this.#socket && !this.#failure) throw new StreamError("the client is not open");
+    while (this.#restoring) await this.#restoring;
+    if (this.#failure) throw this.#failure;
+  }
+
+  #tell(event) {
+    if (event) this.#events.push(event);
+    this.#wake();
+  }
+
+  #fail(error) {
+    this.#failure ??= error;
+    this.#tell(null);
+  }
+
+  // A connection on which a session has begun.
+  #connect() {
+    return new Promise((resolve, reject) => {
+      let refused = new StreamError(`no mocha-asr server answers at ${this.#url}`);
+      let admitted = false;
+      const socket = new this.#WebSocket(this.#url);
+      socket.onopen = () => socket.send(JSON.stringify(this.#start));
+      socket.onerror = () => {}; // a close event follows
+      socket.onmessage = ({ data }) => {
+        const message = JSON.parse(data);
+        if (admitted) this.#take(message);
+        else if (message.type === "error") refused = new StreamError(message.message, message.code);
+        else if (message.type === "ready") {
+          admitted = true;
+          this.#socket = socket;
+          this.#continuity.ready(message);
+          this.ready = message;
+          resolve();
+        }
+      };
+      socket.onclose = () => {
+        if (!admitted) reject(refused);
+        else if (!this.#ended && !this.#failure && socket === this.#socket) this.#restore();
+      };
+    });
+  }
+
+  #take(message) {
+    if (message.type === "error") {
+      if (!message.fatal) this.warnings.push(message);
+      else if (!PASSING.includes(message.code) || !this.#reconnectMs)
+        this.#fail(new StreamError(message.message, message.code));
+      return;
+    }
+    this.#deadline = null;
+    this.#ended = message.type === "end";
+    this.#tell(this.#continuity.received(message));
+  }
+
+  #restore() {
+    this.#restoring ??= this.#reconnect().finally(() => (this.#restoring = null));
+  }
+
+  async #reconnect() {
+    const segment = this.#continuity.lost();
+    if (segment) this.#tell(segment);
+    this.#deadline ??= Date.now() + this.#reconnectMs;
+    let wait = FIRST_PAUSE_MS, problem = "the connection was lost before the end of the stream";
+    while (!this.#failure && Date.now() + wait < this.#deadline) {
+      await pause(wait);
+      try {
+        await this.#connect();
+      } catch (error) {
+        if (error.code && !PASSING.includes(error.code)) return this.#fail(error);
+        problem = `the connection was lost; ${error.message}`;
+        wait = Math.min(2 * wait, MAX_PAUSE_MS);
+        continue;
+      }
+      const { event, audio } = this.#continuity.resume();
+      this.#tell(event);
+      for (const piece of audio) this.#socket.send(piece);
+      if (this.#finishing) this.#socket.send('{"type":"finish"}');
+      if (this.#failure) this.#socket.close(); // closed by the caller meanwhile
+      return;
+    }
+    this.#fail(new StreamError(problem));
+  }
+}
+
+const MAX_WORDS = 12, MAX_SECONDS = 6; // of one cue
+
+function* cues(segments) {
+  for (const { words } of segments) {
+    let cue = [];
+    for (const word of words) {
+      if (cue.length && (cue.length === MAX_WORDS || word.end - cue[0].start > MAX_SECONDS)) {
+        yield cue;
+        cue = [];
+      }
+      cue.push(word);
+    }
+    if (cue.length) yield cue;
+  }
+}
+
+function clock(seconds, comma) {
+  const ms = Math.round(seconds * 1000);
+  const two = (n) => String(n % 60).padStart(2, "0");
+  const hours = String(Math.floor(ms / 3_600_000)).padStart(2, "0");
+  return `${hours}:${two(Math.floor(ms / 60_000))}:${two(Math.floor(ms / 1000))}${comma}${String(ms % 1000).padStart(3, "0")}`;
+}
+
+function lines(cue, comma) {
+  const words = cue.map((word) => word.word).join(" ");
+  return `${clock(cue[0].start, comma)} --> ${clock(cue.at(-1).end, comma)}\n${words}\n`;
+}
+
+export function toSrt(segments) {
+  return [...cues(segments)].map((cue, index) => `${index + 1}\n${lines(cue, ",")}`).join("\n");
+}
+
+export function toVtt(segments) {
+  return ["WEBVTT\n", ...[...cues(segments)].map((cue) => lines(cue, "."))].join("\n");
+}
