@@ -1,20 +1,35 @@
-"""The page in headless Chromium, a wav file as its microphone: text appears while it plays."""
+"""The page in headless Chromium, a wav file as its microphone, at the sizes of a desktop and of a phone."""
 
+import asyncio
 import re
 import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import av
+import numpy as np
 import pytest
-from playwright.async_api import Page, async_playwright, expect
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Page, ViewportSize, async_playwright, expect
+
+from mocha_client.client import transcribe_stream
+from mocha_server.messages import Segment, Text
+from mocha_server.subtitles import srt, vtt
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FIXTURES = Path(__file__).parents[1] / "fixtures"
+SIZES = {"desktop": ViewportSize(width=1100, height=800), "phone": ViewportSize(width=360, height=700)}
+SLOW_MS = 60_000  # a guard against hanging, no measure
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium binary to drive the page")
+expect.set_options(timeout=SLOW_MS)
+Opener = Callable[..., Awaitable[Page]]
 
 
-async def on_page(server: Any, check: Any) -> None:
+@pytest.fixture
+async def open_page(lively_server: Any) -> AsyncIterator[Opener]:
+    """Opens the page; afterwards nothing may have gone wrong on it, nor been asked of another host."""
     arguments = [
         "--no-sandbox",
         "--disable-background-networking",
@@ -22,36 +37,203 @@ async def on_page(server: Any, check: Any) -> None:
         "--use-fake-device-for-media-stream",
         f"--use-file-for-fake-audio-capture={FIXTURES / 'weather.wav'}",
     ]
+    problems: list[str] = []
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        page = await browser.new_page()
-        problems: list[str] = []
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", lambda m: problems.append(m.text) if m.type == "error" else None)
-        await page.goto(server.http)
-        await check(page)
+
+        async def opened(size: str = "desktop", **options: Any) -> Page:
+            page = await browser.new_page(viewport=SIZES[size], **options)
+            page.set_default_timeout(SLOW_MS)
+            page.on("pageerror", lambda error: problems.append(str(error)))
+            page.on("console", lambda m: problems.append(m.text) if m.type in ("error", "warning") else None)
+            page.on("request", lambda r: None if r.url.startswith(lively_server.http) else problems.append(r.url))
+            await page.goto(lively_server.http)
+            return page
+
+        yield opened
         await browser.close()
-    assert not problems
+    assert not [p for p in problems if not p.startswith(("blob:", "data:"))]
 
 
-async def test_microphone(lively_server: Any):
+async def hear_file(page: Page, name: str | Path = "weather.wav") -> None:
+    await page.set_input_files("#file", FIXTURES / name)
+    await expect(page.locator("#status")).to_contain_text("s heard")
+
+
+async def no_serious_finding(page: Page) -> None:
+    found = (await Axe().run(page)).response["violations"]
+    assert not [(v["id"], [n["html"] for n in v["nodes"]]) for v in found if v["impact"] in ("serious", "critical")]
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_microphone(open_page: Opener, size: str):
     some_text = re.compile(r"\w{3}")
+    page = await open_page(size)
+    await page.click("#microphone")
+    await expect(page.locator("#status")).to_have_text("Listening.")
+    await expect(page.locator("#text")).to_have_text(some_text)
+    await expect(page.locator("#lag-text")).to_have_text(re.compile(r"\d+ m?s"))
+    marks, seconds = await page.evaluate("import('./app.js').then(({ strip }) => [strip.numMarks, strip.seconds])")
+    assert marks >= 3 and seconds > 0
+    assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
+        "the page is wider than the screen"
+    )
+    await page.click("summary")
+    await page.uncheck("#noiseSuppression")  # in the same stream
+    assert await page.locator("#device option").count() >= 1
+    await page.keyboard.press("Escape")
+    await page.click("#microphone")
+    await expect(page.locator("#status")).to_contain_text("Finished")
+    await expect(page.locator("#text")).to_have_text(some_text)
 
-    async def check(page: Page) -> None:
-        await page.click("#microphone")
-        await expect(page.locator("#status")).to_have_text("Listening.")
-        await expect(page.locator("#text")).to_have_text(some_text, timeout=20_000)
-        await page.click("#microphone")
-        await expect(page.locator("#status")).to_contain_text("Finished", timeout=20_000)
-        await expect(page.locator("#text")).to_have_text(some_text)
 
-    await on_page(lively_server, check)
+@pytest.fixture(scope="module")
+def expected(lively_server: Any, clip: Any) -> list[Any]:
+    return transcribe_stream([clip.tobytes()], lively_server.url)
 
 
-async def test_file(lively_server: Any):
-    async def check(page: Page) -> None:
-        await page.set_input_files("#file", FIXTURES / "weather.mp3")
-        await expect(page.locator("#status")).to_contain_text("s heard", timeout=20_000)
-        assert (await page.inner_text("#text")).strip()
+async def test_file_copy_and_downloads(open_page: Opener, expected: list[Any]):
+    page = await open_page(permissions=["clipboard-read", "clipboard-write"])
+    await hear_file(page)
+    segments = [e for e in expected if isinstance(e, Segment)]
+    text = " ".join(s.text for s in segments)
+    assert " ".join((await page.inner_text("#text")).split()) == text
+    assert await page.evaluate("import('./app.js').then(({ strip }) => strip.numMarks)") == sum(
+        len(e.characters) for e in expected if isinstance(e, Text)
+    )
+    for name, wanted in {"txt": f"{text}\n", "srt": srt(segments), "vtt": vtt(segments)}.items():
+        async with page.expect_download() as download:
+            await page.click(f"[data-format={name}]")
+        got = await download.value
+        content = await asyncio.to_thread(Path(await got.path()).read_text)
+        assert got.suggested_filename == f"transcript.{name}" and content == wanted
+    await page.click("#copy")
+    await expect(page.locator("#status")).to_have_text("Copied.")
+    assert await page.evaluate("navigator.clipboard.readText()") == text
+    await hear_file(page)  # text goes on, and so do its times
+    cues = await page.evaluate("import('./app.js').then(({ transcript }) => transcript.as('vtt'))")
+    starts = re.findall(r"^[\d:.]+", cues, re.MULTILINE)
+    assert starts == sorted(starts) and len(starts) == 2 * (vtt(segments).count("-->"))
 
-    await on_page(lively_server, check)
+
+async def test_dropped_file_that_only_the_server_can_read(open_page: Opener, clip: Any, tmp_path: Path):
+    with av.open(str(tmp_path / "speech.aiff"), "w") as container:
+        track = container.add_stream("pcm_s16be", rate=16_000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(clip[None]), format="s16", layout="mono")
+        frame.sample_rate = 16_000
+        container.mux(track.encode(frame))
+        container.mux(track.encode(None))
+    page = await open_page()
+    data = list((tmp_path / "speech.aiff").read_bytes())
+    await page.evaluate(
+        """(bytes) => {
+            const dataTransfer = new DataTransfer();
+            dataTransfer.items.add(new File([new Uint8Array(bytes)], "speech.aiff"));
+            document.body.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
+        }""",
+        data,
+    )
+    await expect(page.locator("#status")).to_contain_text("s heard")
+    assert (await page.inner_text("#text")).strip()
+
+
+async def test_words_and_characters_by_pointer_and_keyboard(open_page: Opener):
+    page = await open_page()
+    await hear_file(page)
+    times = re.compile(r"^\d+\.\d\d – \d+\.\d\d s · p 0\.\d\d$")
+    await page.hover("#text span >> nth=0")
+    await expect(page.locator("#tip")).to_have_text(times)
+    await page.mouse.move(1, 1)
+    await expect(page.locator("#tip")).to_be_hidden()
+    await page.focus("#text")
+    await page.keyboard.press("ArrowLeft")
+    await expect(page.locator("#text span >> nth=-1")).to_be_focused()
+    await expect(page.locator("#tip")).to_have_text(times)
+    assert await page.locator("#text span >> nth=-1").get_attribute("aria-describedby") == "tip"
+    await page.focus("#strip")
+    await page.keyboard.press("Home")
+    await expect(page.locator("#readout")).to_have_text(
+        re.compile(r"^\S+ · \d+\.\d\d s · frame \d+ · p [01]\.\d\d · attention( [01]\.\d\d)+$")
+    )
+    first = await page.locator("#readout").inner_text()
+    await page.keyboard.press("ArrowRight")
+    await expect(page.locator("#readout")).not_to_have_text(first)
+    for _ in range(12):  # everything is reached by Tab alone
+        await page.keyboard.press("Tab")
+    reached = set()
+    for _ in range(14):
+        await page.keyboard.press("Tab")
+        reached.add(await page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()"))
+    assert {"microphone", "open", "Settings", "strip", "copy", "txt", "srt", "vtt", "clear", "text"} <= reached
+
+
+async def test_a_screen_reader_hears_each_segment_once_and_no_characters(open_page: Opener, expected: list[Any]):
+    page = await open_page()
+    await page.evaluate(
+        """() => {
+            window.said = [];
+            new MutationObserver(() => said.push(document.getElementById("spoken").textContent))
+                .observe(document.getElementById("spoken"), { childList: true });
+        }"""
+    )
+    live = await page.evaluate("[...document.querySelectorAll('[aria-live], [role=status], output')].map((e) => e.id)")
+    assert set(live) == {"spoken", "status", "readout"}
+    await hear_file(page)
+    assert await page.evaluate("said") == [e.text for e in expected if isinstance(e, Segment)]
+
+
+PUSH = """async ([from, to]) => {
+    const { strip, transcript } = await import("./app.js");
+    if (from === 0) strip.begin(16000, 40);
+    const words = Array.from({ length: 12 }, (_, i) => ({ word: "word", start: i, end: i + 1, confidence: 1 }));
+    for (let n = from; n < to; n++) {
+        const characters = Array.from({ length: 59 }, (_, i) =>
+            ({ text: "w", frame: 60 * n + i, time: n, p: 0.9, chunk: [0.5, 0.5] }));
+        strip.hear(new Float32Array(800));
+        strip.mark(characters);
+        transcript.add({ delta: "word ".repeat(12), characters });
+        transcript.close({ segment: n, text: "word ".repeat(12).trim(), start: n, end: n + 1, words });
+    }
+    for (let n = 0; n < 500; n++) transcript.add({ delta: "no pause at all ", characters: [] });
+    await new Promise(requestAnimationFrame);
+    const walker = document.createTreeWalker(document, NodeFilter.SHOW_ALL);
+    let nodes = 0;
+    while (walker.nextNode()) nodes++;
+    const open = document.querySelector("p.open").textContent.length;
+    transcript.close({ segment: to, text: "", start: to, end: to, words: words.concat(...Array(500).fill(words)) });
+    return { nodes, open, spans: document.querySelectorAll("#text span").length, marks: strip.numMarks,
+             words: transcript.text.split(" ").length };
+}"""
+
+
+async def test_a_long_session_does_not_grow_the_page(open_page: Opener):
+    page = await open_page()
+    early = await page.evaluate(PUSH, [0, 1000])
+    late = await page.evaluate(PUSH, [1000, 6000])
+    assert late["nodes"] == pytest.approx(early["nodes"], rel=0.1) and late["nodes"] < 10_000
+    assert late["open"] <= 4000 and late["spans"] <= 3000 and late["marks"] <= 22_000
+    assert late["words"] >= 6000 * 12, "what left the page must still be in its downloads"
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_accessibility(open_page: Opener, size: str, scheme: str):
+    page = await open_page(size, color_scheme=scheme)
+    await no_serious_finding(page)
+    await hear_file(page)
+    await page.click("summary")
+    await page.focus("#text")
+    await page.keyboard.press("End")  # the times of a word are shown
+    await no_serious_finding(page)
+
+
+async def test_policy_allows_nothing_from_elsewhere(open_page: Opener, lively_server: Any):
+    page = await open_page()
+    for path in ("/", "/app.js", "/client/mocha-asr.js"):
+        response = await page.request.get(lively_server.http + path)
+        policy = response.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "unsafe" not in policy
+    await page.evaluate("addEventListener('securitypolicyviolation', (e) => (window.refused = e.violatedDirective))")
+    await page.evaluate("fetch('http://127.0.0.1:9/').catch(() => {})")
+    await page.wait_for_function("window.refused === 'connect-src'")
+    await page.goto("about:blank")

@@ -84,7 +84,7 @@ function send(to, samples) {
   to.lag.sent(seconds);
   strip.hear(samples);
   byId("heard").textContent = clock(to.base + seconds);
-  return to.client.send(Int16Array.from(samples, (s) => Math.round(32767 * Math.max(-1, Math.min(1, s)))));
+  return to.client.send(Int16Array.from(samples, (s) => Math.max(-32768, Math.min(32767, Math.round(32768 * s)))));
 }
 
 function showLevel(samples) {

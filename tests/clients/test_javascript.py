@@ -1,0 +1,180 @@
+"""The JavaScript client in Node: real sockets to a real server, connections that break, and its npm package."""
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.proxy import Proxy
+
+import mocha_client
+from mocha_client.client import transcribe_stream
+from mocha_server.messages import ErrorCode, Segment, Text, Word
+from mocha_server.subtitles import srt, vtt
+
+PACKAGE = Path(mocha_client.__file__).parent / "javascript"
+MODULE = PACKAGE / "mocha-asr.js"
+PROGRAMS = Path(__file__).parent / "javascript"
+TSC = Path(__file__).parents[1] / "e2e" / "node" / "node_modules" / ".bin" / "tsc"
+NODE = ["node", "--experimental-websocket", "--no-warnings"]  # the flag is for Node 20 and 21; later ones need none
+
+pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+
+
+@pytest.fixture
+def speech(clip: NDArray[np.int16], tmp_path: Path) -> tuple[bytes, Path]:
+    pcm = np.tile(clip, 2).tobytes()
+    (tmp_path / "speech.raw").write_bytes(pcm)
+    return pcm, tmp_path / "speech.raw"
+
+
+class Program:
+    """stream.mjs as it runs: events as they are printed."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.events: list[dict[str, Any]] = []
+
+    @classmethod
+    async def start(cls, url: str, path: Path, **options: Any) -> "Program":
+        arguments = [str(PROGRAMS / "stream.mjs"), MODULE.as_uri(), url, str(path), json.dumps(options)]
+        pipe = asyncio.subprocess.PIPE
+        return cls(await asyncio.create_subprocess_exec(*NODE, *arguments, stdin=pipe, stdout=pipe))
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        assert self.process.stdout is not None
+        while line := await asyncio.wait_for(self.process.stdout.readline(), 60):
+            self.events.append(json.loads(line))
+            yield self.events[-1]
+
+    async def until(self, kind: str) -> None:
+        async for event in self:
+            if event["type"] == kind:
+                return
+        raise AssertionError(f"no {kind} in {self.events}")
+
+    async def rest(self) -> list[dict[str, Any]]:
+        """Let it go on to its end."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        async for _ in self:
+            pass
+        assert await self.process.wait() == 0
+        return self.events
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["type"] == kind]
+
+    @property
+    def characters(self) -> list[dict[str, Any]]:
+        return [c for event in self.of("text") for c in event["characters"]]
+
+
+async def test_events_are_those_of_the_python_client(lively_server: Any, speech: tuple[bytes, Path]):
+    pcm, path = speech
+    program = await Program.start(lively_server.url, path)
+    await program.until("text")
+    events = await program.rest()
+    assert events[0]["type"] == "ready" and events[0]["model"] == "lively"
+    expected = await asyncio.to_thread(transcribe_stream, [pcm], lively_server.url)
+    segments = [e.model_dump() for e in expected if isinstance(e, Segment)]
+    assert program.of("segment") == segments
+    assert "".join(e["delta"] for e in program.of("text")) == "".join(e.delta for e in expected if isinstance(e, Text))
+    assert program.of("end") == [expected[-1].model_dump()]  # type: ignore[union-attr]
+    assert events[-1] == {"type": "warnings", "warnings": []}
+
+
+async def test_a_broken_connection_is_replaced(lively_server: Any, speech: tuple[bytes, Path]):
+    pcm, path = speech
+    async with Proxy(lively_server.port) as proxy:
+        program = await Program.start(proxy.url, path)
+        await program.until("text")
+        proxy.cut()
+        events = await program.rest()
+    (again,) = program.of("reconnected")
+    before = [c for e in events[: events.index(again)] if e["type"] == "text" for c in e["characters"]]
+    assert again["missing"] == 0 and again["time"] == pytest.approx((before[-1]["frame"] + 1) * 0.04)
+    later = pcm[round(again["time"] * 16_000) * 2 :]
+    expected = [e for e in await asyncio.to_thread(transcribe_stream, [later], lively_server.url)]
+    shift = round(again["time"] / 0.04)
+    assert [(c["text"], c["frame"] - shift) for c in program.characters[len(before) :]] == [
+        (c.text, c.frame) for e in expected if isinstance(e, Text) for c in e.characters
+    ]
+    segments = program.of("segment")
+    assert "".join(e["delta"] for e in program.of("text")).strip() == " ".join(s["text"] for s in segments)
+    assert [s["segment"] for s in segments] == list(range(len(segments)))
+    assert all(" ".join(w["word"] for w in s["words"]) == s["text"] for s in segments)
+    (end,) = program.of("end")
+    assert end["segments"] == len(segments) and end["duration"] == pytest.approx(len(pcm) / 32_000, abs=1e-3)
+
+
+async def test_a_lost_server_is_given_up(lively_server: Any, speech: tuple[bytes, Path]):
+    async with Proxy(lively_server.port) as proxy:
+        program = await Program.start(proxy.url, speech[1], reconnectSeconds=0.5)
+        await program.until("text")
+        proxy.target = 9
+        proxy.cut()
+        events = await program.rest()
+    assert events[-1]["type"] == "failed" and events[-1]["code"] is None and "lost" in events[-1]["message"]
+
+
+async def test_errors_are_typed(lively_server: Any, make_server: Any, lively: Any, speech: tuple[bytes, Path]):
+    async def failure(url: str, **options: Any) -> Any:
+        return (await (await Program.start(url, speech[1], **options)).rest())[-1]
+
+    assert (await failure("ws://127.0.0.1:9/v1/stream"))["message"].startswith("no mocha-asr server answers")
+    assert (await failure(lively_server.url, sampleRate=1))["code"] == ErrorCode.START_EXPECTED
+    assert (await failure(lively_server.url, encoding="pcm_f32le"))["code"] == ErrorCode.INVALID_AUDIO
+    idle = await failure(make_server(lively, idle_s=0.3).url, channels=8)
+    assert idle["code"] == ErrorCode.IDLE
+
+
+def test_captions_are_the_servers():
+    random = np.random.default_rng(0)
+    segments, at = [], 0.0
+    for number in range(40):
+        words = []
+        for _ in range(int(random.integers(1, 30))):
+            start = round(at + float(random.exponential(0.3)), 3)
+            at = round(start + float(random.uniform(0.04, 90 if number == 7 else 1)), 3)
+            words.append(Word(word="it's", start=start, end=at, confidence=0.5))
+        at += 1000
+        text = " ".join(w.word for w in words)
+        segments.append(Segment(segment=number, text=text, start=words[0].start, end=words[-1].end, words=words))
+    for some in ([], segments):
+        given = json.dumps([s.model_dump() for s in some])
+        command = ["node", str(PROGRAMS / "captions.mjs"), MODULE.as_uri()]
+        done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout) == {"srt": srt(some), "vtt": vtt(some)}
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
+def test_the_package_has_what_it_needs_and_nothing_else():
+    done = subprocess.run(["npm", "pack", "--dry-run", "--json"], cwd=PACKAGE, capture_output=True, check=True)
+    (packed,) = json.loads(done.stdout)
+    names = {file["path"] for file in packed["files"]}
+    assert names == {"package.json", "README.md", "mocha-asr.js", "mocha-asr.d.ts"}
+    described = json.loads((PACKAGE / "package.json").read_text())
+    assert described["name"] == "mocha-asr" and "dependencies" not in described
+    exported = set(re.findall(r"^export (?:class|function) (\w+)", MODULE.read_text(), re.MULTILINE))
+    typed = set(re.findall(r"^export (?:class|function) (\w+)", (PACKAGE / "mocha-asr.d.ts").read_text(), re.MULTILINE))
+    assert exported == typed == {"StreamError", "StreamingClient", "toSrt", "toVtt"}
+    codes = re.search(r"ErrorCode =\n(.*?);", (PACKAGE / "mocha-asr.d.ts").read_text(), re.DOTALL)
+    assert codes and set(re.findall(r'"(\w+)"', codes[1])) == set(ErrorCode)
+
+
+@pytest.mark.skipif(not TSC.exists(), reason="needs `npm install` in tests/e2e/node")
+def test_types(tmp_path: Path):
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "node_modules" / "mocha-asr").symlink_to(PACKAGE)
+    shutil.copy(PROGRAMS / "types.ts", tmp_path)
+    options = ["--strict", "--noEmit", "--target", "es2022", "--module", "nodenext", "--lib", "es2022,dom"]
+    done = subprocess.run([str(TSC), *options, "types.ts"], cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout.decode()
