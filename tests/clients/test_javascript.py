@@ -121,13 +121,16 @@ async def test_a_lost_server_is_given_up(lively_server: Any, speech: tuple[bytes
         await program.until("text")
         proxy.target = 9
         proxy.cut()
-        events = await program.rest()
-    assert events[-1]["type"] == "failed" and events[-1]["code"] is None and "lost" in events[-1]["message"]
+        await program.rest()
+    (failed,) = program.of("failed")
+    assert failed["code"] is None and "lost" in failed["message"]
 
 
 async def test_errors_are_typed(lively_server: Any, make_server: Any, lively: Any, speech: tuple[bytes, Path]):
     async def failure(url: str, **options: Any) -> Any:
-        return (await (await Program.start(url, speech[1], **options)).rest())[-1]
+        program = await Program.start(url, speech[1], **options)
+        await program.rest()
+        return program.of("failed")[0]
 
     assert (await failure("ws://127.0.0.1:9/v1/stream"))["message"].startswith("no mocha-asr server answers")
     assert (await failure(lively_server.url, sampleRate=1))["code"] == ErrorCode.START_EXPECTED

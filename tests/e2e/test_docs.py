@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,10 +11,13 @@ from typing import Any
 
 import pytest
 
+import mocha_client
 from mocha_model.recognizer import Recognizer
 
 CLIENTS = Path(__file__).parents[2] / "docs" / "clients"
-PAGES = sorted(page.name for page in CLIENTS.glob("*.md") if "```python" in page.read_text())
+JAVASCRIPT = Path(mocha_client.__file__).parent / "javascript"
+LANGUAGES = {"python": [sys.executable, "program.py"], "js": ["node", "--experimental-websocket", "program.mjs"]}
+PAGES = sorted(page.name for page in CLIENTS.glob("*.md") if re.search("```(python|js)\n", page.read_text()))
 
 
 def test_every_page_is_in_the_overview_and_the_other_way_round():
@@ -28,13 +32,18 @@ def test_program(
     make_server: Any, bundled: Recognizer, speech: Any, heard: Callable[..., Any], tmp_path: Path, page: str
 ):
     server = make_server(bundled, wyoming_port=0)
-    (program,) = re.findall(r"```python\n(.*?)```", (CLIENTS / page).read_text(), re.DOTALL)
+    ((language, program),) = re.findall(r"```(python|js)\n(.*?)```", (CLIENTS / page).read_text(), re.DOTALL)
+    command = LANGUAGES[language]
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"needs {command[0]}")
     program = program.replace("localhost:8000", f"127.0.0.1:{server.port}")
     program = program.replace('"localhost", 10300', f'"127.0.0.1", {server.app.state.wyoming_port}')
-    (tmp_path / "program.py").write_text(program)
+    (tmp_path / command[-1]).write_text(program)
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "node_modules" / "mocha-asr").symlink_to(JAVASCRIPT)  # as `npm install` of a folder does
     (tmp_path / "speech.wav").write_bytes(speech.wav)
     done = subprocess.run(
-        [sys.executable, "program.py"],
+        command,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": ""},
         capture_output=True,

@@ -5,6 +5,7 @@ const SAMPLE_BYTES = { pcm_s16le: 2, pcm_f32le: 4, mulaw: 1, alaw: 1 };
 const PIECE_BYTES = 1 << 16; // of audio in one message; servers refuse messages without bound
 const PASSING = ["server_full", "internal"]; // errors after which a new connection may succeed
 const FIRST_PAUSE_MS = 100, MAX_PAUSE_MS = 5000; // between attempts to connect again; doubled each time
+const PATIENCE_MS = 10_000; // for a server to admit a stream
 const OPEN = 1; // WebSocket.readyState
 
 export class StreamError extends Error {
@@ -190,6 +191,11 @@ export class StreamingClient {
       let refused = new StreamError(`no mocha-asr server answers at ${this.#url}`);
       let admitted = false;
       const socket = new this.#WebSocket(this.#url);
+      const timer = setTimeout(() => {
+        reject(refused);
+        socket.onmessage = null;
+        socket.close();
+      }, PATIENCE_MS);
       socket.onopen = () => socket.send(JSON.stringify(this.#start));
       socket.onerror = () => {}; // a close event follows
       socket.onmessage = ({ data }) => {
@@ -198,6 +204,7 @@ export class StreamingClient {
         else if (message.type === "error") refused = new StreamError(message.message, message.code);
         else if (message.type === "ready") {
           admitted = true;
+          clearTimeout(timer);
           this.#socket = socket;
           this.#continuity.ready(message);
           this.ready = message;
@@ -205,6 +212,7 @@ export class StreamingClient {
         }
       };
       socket.onclose = () => {
+        clearTimeout(timer);
         if (!admitted) reject(refused);
         else if (!this.#ended && !this.#failure && socket === this.#socket) this.#restore();
       };
