@@ -122,13 +122,13 @@ def words_of(characters: list[Character], frame_s: float) -> list[Word]:
     """Words of an open segment: as the server makes them when it closes one."""
     groups: list[list[Character]] = [[]]
     for character in characters:
-        if character.text == " ":
-            groups.append([])
-        else:
+        if character.text.strip():
             groups[-1].append(character)
+        if character.text.endswith(" "):
+            groups.append([])
     return [
         Word(
-            word="".join(c.text for c in group),
+            word="".join(c.text for c in group).strip(),
             start=round(group[0].frame * frame_s, 3),
             end=round((group[-1].frame + 1) * frame_s, 3),
             confidence=round(sum(c.p for c in group) / len(group), 4),

@@ -68,10 +68,13 @@ class Continuity {
   // The connection is gone: the segment that was open ends here. Null if it has no word.
   lost() {
     const groups = [[]];
-    for (const c of this.#open) c.text === " " ? groups.push([]) : groups.at(-1).push(c);
+    for (const c of this.#open) {
+      if (c.text.trim()) groups.at(-1).push(c);
+      if (c.text.endsWith(" ")) groups.push([]);
+    }
     this.#open = [];
     const words = groups.filter((group) => group.length).map((group) => ({
-      word: group.map((c) => c.text).join(""),
+      word: group.map((c) => c.text).join("").trim(),
       start: group[0].frame * this.#frame,
       end: (group.at(-1).frame + 1) * this.#frame,
       confidence: group.reduce((sum, c) => sum + c.p, 0) / group.length,
