@@ -59,7 +59,8 @@ class StreamingClient:
     async def __aenter__(self) -> "StreamingClient":
         """Connect and wait until the server admits the stream; raises ClientError."""
         try:
-            self._socket = await connect(self.url, max_size=2**24)
+            # A server that paces us reads our pings, and answers them, behind the audio before them: that may be long.
+            self._socket = await connect(self.url, max_size=2**24, ping_timeout=None)
         except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as error:
             raise ClientError(f"no mocha-asr server answers at {self.url} ({error})") from error
         await self._open.send(self._start.model_dump_json())
