@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator
 from itertools import chain
-from typing import Any
+from typing import IO, Any
 
 import av
 
@@ -16,8 +16,8 @@ class SourceError(RuntimeError):
     """Audio that cannot be read; the message says what and why."""
 
 
-def file_pieces(path: str, chunk_ms: int) -> Iterator[bytes]:
-    """Decode any audio file ("-" is standard input) into pieces of `chunk_ms`."""
+def file_pieces(path: str | IO[bytes], chunk_ms: int) -> Iterator[bytes]:
+    """Decode any audio file (a path, "-" for standard input, or an open file) into pieces of `chunk_ms`."""
     size = chunk_ms * BYTES_PER_MS
     held = bytearray()
     try:
