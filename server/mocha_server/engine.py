@@ -266,7 +266,10 @@ class Engine:
                 for stream, _, _ in taken:
                     self.release(stream)
         error = EngineError(ErrorCode.INTERNAL, "the server stops")
-        self._post([(stream, [error]) for stream in list(self._streams.values())])
+        left = list(self._streams.values())
+        for stream in left:
+            self.release(stream)
+        self._post([(stream, [error]) for stream in left])
 
     def _warm_up(self) -> None:
         rows, block = self._scheduler.max_rows, self._scheduler.block
