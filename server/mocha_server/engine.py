@@ -134,7 +134,7 @@ class Limits:
         capacity: streams at once.
         block_ms: audio that a live stream gathers before a step, rounded to whole frames.
         max_buffer_s: audio waiting per stream; then the sender is paced.
-        max_lag_s: no stream is admitted while live audio waits longer than this.
+        max_lag_s: no live stream is admitted while live audio waits longer than this; files, which yield, are.
 
     """
 
@@ -188,7 +188,7 @@ class Engine:
             if not self._free or self._stopping or self.metrics.streams >= self.capacity:
                 self.metrics.refuse()
                 raise EngineError(ErrorCode.SERVER_FULL, f"all {self.capacity} streams of this server are in use")
-            if self.lag_s > self._max_lag_s:
+            if live and self.lag_s > self._max_lag_s:
                 self.metrics.refuse()
                 late = f"with {len(self._streams)} streams it is {1000 * self.lag_s:.0f} ms late"
                 raise EngineError(ErrorCode.SERVER_FULL, f"the server is at its capacity: {late}")

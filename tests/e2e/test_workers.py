@@ -28,10 +28,10 @@ def place() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [str(Path(sys.executable).with_name("mocha-asr")), "serve", "--port", str(port), "--workers", "2"]
-    process = subprocess.Popen(command)
+    process = subprocess.Popen(command, env=os.environ | {"MOCHA_MAX_LAG_MS": "600000"})
     until(lambda: answers(port))
     yield process, port
-    process.kill()
+    process.terminate()
     process.wait()
 
 

@@ -62,6 +62,7 @@ async def test_a_late_engine_refuses_new_streams_until_it_has_caught_up(lively: 
         await speak_and_open_others(first)
     assert refused.value.code is ErrorCode.SERVER_FULL
     assert counted(engine, "mocha_refused_total") == 1
+    engine.open(live=False).close()  # a file would yield
     await first.settled()
     for _ in range(1000):
         if engine.lag_s == 0:  # nothing is left to do
