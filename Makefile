@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup serve test check lint bench bench-attention pictures
+.PHONY: setup serve test check lint bench bench-attention bench-load pictures
 setup: .venv/.ready
 
 # Without an NVIDIA GPU the CPU wheels of the same versions are far smaller; they are taken where their index answers.
@@ -31,6 +31,9 @@ check: lint test
 
 bench: setup
 	$(BIN)/python tests/benchmarks/stream_latency.py
+
+bench-load: setup
+	$(BIN)/mocha-asr bench --serve --search
 
 bench-attention: setup
 	$(BIN)/python tests/benchmarks/attention_speed.py

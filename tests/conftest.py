@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import uvicorn
 from numpy.typing import NDArray
 
 from mocha_model.config import ModelConfig, tiny
@@ -20,6 +19,7 @@ from mocha_model.encoder import LSTMLayer
 from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
+from mocha_server import serving
 from mocha_server.app import create_app
 from mocha_server.settings import Settings
 
@@ -85,11 +85,11 @@ class Server:
     """A real uvicorn on a free port in a thread of its own."""
 
     def __init__(self, recognizer: Recognizer, **settings: object) -> None:
-        self.app = create_app(Settings(**settings), recognizer)  # type: ignore[arg-type]
+        patient = {"max_lag_ms": 600_000} | settings  # a slow machine refuses nobody
+        self.app = create_app(Settings(**patient), recognizer)  # type: ignore[arg-type]
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
-        config = uvicorn.Config(self.app, log_level="warning", ws="websockets-sansio")
-        self._server = uvicorn.Server(config)
+        self._server = serving.server(self.app)
         self._thread = threading.Thread(target=self._server.run, args=([listener],))
         self._thread.start()
         while not self._server.started:

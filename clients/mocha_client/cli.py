@@ -19,6 +19,7 @@ from mocha_server.messages import Encoding, Start
 
 console = Console(stderr=True)
 SUMMARIES = {
+    "bench": "Load a server, or the engine alone, with many paced streams of speech and report.",
     "serve": "Serve WebSocket streams, file uploads and the microphone page.",
     "stream": "Send files, a pipe or the microphone to a server; characters appear as they are emitted.",
     "transcribe": "Transcribe files on this machine, without a server.",

@@ -156,7 +156,8 @@ class StreamingClient:
     async def _connect(self) -> ClientConnection:
         """A connection on which a session has begun; raises ClientError."""
         try:
-            socket = await connect(self.url, max_size=2**24)
+            # A server that paces us reads our pings, and answers them, behind the audio before them: that may be long.
+            socket = await connect(self.url, max_size=2**24, ping_timeout=None)
         except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as error:
             raise ClientError(f"no mocha-asr server answers at {self.url} ({error})") from error
         try:

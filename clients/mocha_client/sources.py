@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from itertools import chain
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import av
 
@@ -30,8 +30,8 @@ def piece_bytes(start: Start, chunk_ms: int) -> int:
     return start.sample_rate * chunk_ms // 1000 * start.encoding.sample_bytes * start.channels
 
 
-def decoded_pieces(path: str, chunk_ms: int) -> Iterator[bytes]:
-    """Decode any audio file ("-" is standard input) into pieces of `chunk_ms`; raises SourceError."""
+def decoded_pieces(path: str | IO[bytes], chunk_ms: int) -> Iterator[bytes]:
+    """Decode any audio file (a path, "-" for standard input, or an open file) into pieces of `chunk_ms`; raises SourceError."""
     size = piece_bytes(DECODED, chunk_ms)
     held = bytearray()
     try:

@@ -82,7 +82,8 @@ class Decoder(nn.Module):
     def best_symbol(self, hidden: Tensor, context: Tensor) -> Tensor:
         """The likeliest symbol of each row [R] int64, never blank, start or unknown."""
         logits = self.logits(hidden, context)
-        logits[:, [Tokenizer.blank_id, Tokenizer.sos_id, Tokenizer.unk_id]] = -torch.inf
+        for never in (Tokenizer.blank_id, Tokenizer.sos_id, Tokenizer.unk_id):
+            logits[:, never] = -torch.inf
         return logits.argmax(dim=1)
 
     def teacher_forced(self, memory: Memory, tokens: Tensor, noise_std: float) -> TeacherForced:

@@ -182,18 +182,16 @@ class _Turn:
     ) -> None:
         self.keys, self.values, self.last_voiced, self.num_valid = keys, values, last_voiced, num_valid
         self.search, self.config = search, search.config
-        copied = gather_rows(state, torch.arange(len(num_valid), device=num_valid.device))
-        self.state = copied  # ours: changed in place below
-        self.offset = state.num_frames
-        self.directions = search.energies.directions()
+        self.state = _rows(state, torch.arange(len(num_valid), device=num_valid.device))  # a copy, changed in place
+        self.offset, self.vectors = state.num_frames, search.energies.vectors()
 
     def run(self, rows: Tensor, pointer: Tensor, symbols: list[Symbol]) -> Tensor:
         """One turn for `rows` [R]; moves `pointer` [B] in place and returns the rows that go on."""
         search, width = self.search, self.search.width
-        state = gather_rows(self.state, rows)
-        keys = self.keys.index_select(0, rows)
-        e, u = search.attention.both_energies(state.decoder.hidden, keys, self.directions)
-        p = e[:, width - 1 :].sigmoid()
+        state, keys = _rows(self.state, rows), self.keys[:, width - 1 :]
+        if len(rows) < len(keys):
+            keys = keys.index_select(0, rows)
+        p = search.energies.pairs(0, state.decoder.hidden[:, None], keys, self.vectors).sigmoid()
         place = torch.arange(p.shape[1], device=p.device)
         ahead = (place >= pointer[rows, None]) & (place < self.num_valid[rows, None])
         frames = self.offset[rows, None] + place
@@ -208,9 +206,7 @@ class _Turn:
             self._end_segments(rows[cut], first[cut], pointer, symbols)
         emit = (stops & ~cut).nonzero()[:, 0]
         if len(emit):
-            self._emit(
-                rows[emit], first[emit], p[emit, first[emit]], u[emit], gather_rows(state, emit), pointer, symbols
-            )
+            self._emit(rows[emit], first[emit], p[emit, first[emit]], _rows(state, emit), pointer, symbols)
         return rows[stops]
 
     def _end_segments(self, rows: Tensor, first: Tensor, pointer: Tensor, symbols: list[Symbol]) -> None:
@@ -226,7 +222,6 @@ class _Turn:
         rows: Tensor,
         first: Tensor,
         p: Tensor,
-        u: Tensor,
         state: SearchState,
         pointer: Tensor,
         symbols: list[Symbol],
@@ -237,7 +232,11 @@ class _Turn:
         frames = self.offset[rows] + first
         valid = search.attention.chunk_mask(frames, state.last_emission, state.start)
         values = self.values[rows[:, None], window]
-        context, weights = search.attention.attend_chunk(u.gather(1, window), values, valid)
+        u = torch.zeros_like(window, dtype=p.dtype)
+        if search.energies.count > 1:
+            keys = self.keys[rows[:, None], window]
+            u = search.energies.pairs(1, state.decoder.hidden[:, None], keys, self.vectors)
+        context, weights = search.attention.attend_chunk(u, values, valid)
         decoder = search.decoder.step(state.token, context, state.decoder)
         token = search.decoder.best_symbol(decoder.hidden, context)
         ended = token == Tokenizer.eos_id
@@ -263,3 +262,9 @@ class _Turn:
         scatter_rows(self.state.decoder, rows, self.search.decoder.init_state(len(rows)))
         self.state.token[rows] = Tokenizer.sos_id
         self.state.open[rows] = False
+
+
+def _rows(state: SearchState, index: Tensor) -> SearchState:
+    """Copies of the rows `index` of everything that a turn changes; the rest as it is."""
+    names = ("decoder", "token", "start", "last_emission", "repeats", "open")
+    return replace(state, **{name: gather_rows(getattr(state, name), index) for name in names})

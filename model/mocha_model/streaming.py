@@ -113,6 +113,8 @@ class SlidingWindow:
         Returns ``(joined [B, M, ...], num_windows [B], state)``: window i of a row is ``joined[i*hop : i*hop+width]``.
         """
         batch_size, kept = x.shape[0], self.width - 1
+        if batch_size and is_uniform(state.num_held, int(state.num_held[0])) and is_uniform(num_valid, x.shape[1]):
+            return self._step_together(x, num_valid, int(state.num_held[0]), state)
         joined = torch.cat([state.held, x], dim=1)
         num_joined = state.num_held + num_valid
         num_windows = ((num_joined - self.width).div(self.hop, rounding_mode="floor") + 1).clamp(min=0)
@@ -126,3 +128,15 @@ class SlidingWindow:
         num_held = num_joined - num_windows * self.hop
         # A window never needs more than width - 1 old items: hop <= width is checked where windows are made.
         return left, num_windows, WindowState(held, num_held)
+
+    def _step_together(
+        self, x: Tensor, num_valid: Tensor, num_held: int, state: WindowState
+    ) -> tuple[Tensor, Tensor, WindowState]:
+        """`step` for rows that all have held and get the same number: slices instead of gathers."""
+        kept, num_joined = self.width - 1, num_held + x.shape[1]
+        num_windows = max(0, (num_joined - self.width) // self.hop + 1)
+        left = torch.cat([state.held[:, kept - num_held :], x], dim=1)
+        whole = left if num_joined >= kept else torch.cat([state.held, x], dim=1)
+        held = whole[:, whole.shape[1] - kept :].clone()  # keeps nothing else of the step in memory
+        new = torch.full_like(state.num_held, num_joined - num_windows * self.hop)
+        return left, torch.full_like(num_valid, num_windows), WindowState(held, new)

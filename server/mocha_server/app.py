@@ -11,7 +11,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from mocha_model.recognizer import Recognizer
-from mocha_server.engine import Engine
+from mocha_server.engine import Engine, Limits
 from mocha_server.metrics import Metrics
 from mocha_server.protocols import (
     deepgram,
@@ -46,13 +46,15 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
 
     """
     settings = settings or Settings()
+    torch.set_num_threads(1)  # a process with a pool of threads could not be forked into workers
     recognizer = recognizer or Recognizer.load(settings.model)
-    metrics = Metrics()
+    metrics = Metrics(settings.workers)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        limits = Limits(settings.max_streams, settings.block_ms, settings.max_buffer_s, settings.max_lag_ms / 1000)
         torch.set_num_threads(settings.threads)
-        engine = Engine(recognizer, settings.max_streams, settings.block_ms, settings.max_buffer_s, metrics)
+        engine = Engine(recognizer, limits, metrics)
         app.state.engine, app.state.settings = engine, settings
         engine.start()
         async with wyoming.listening(engine, settings) as app.state.wyoming_port:
@@ -60,6 +62,7 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
         engine.stop()
 
     app = FastAPI(title="mocha-asr", version=version("mocha-asr"), lifespan=lifespan)
+    app.state.metrics = metrics
     for adapter in (native, openai_transcriptions, openai_realtime, deepgram, deepgram_file, vosk):
         app.include_router(adapter.router)
 
@@ -67,7 +70,7 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
     async def health(request: Request) -> dict[str, str | int]:
         """Whether the server takes streams, and how many it has."""
         engine: Engine = request.app.state.engine
-        return {"status": "ok", "model": engine.info.name, "streams": engine.num_streams, "capacity": engine.capacity}
+        return {"status": "ok", "model": engine.info.name, "streams": metrics.streams, "capacity": engine.capacity}
 
     @app.get("/metrics")
     async def prometheus() -> Response:

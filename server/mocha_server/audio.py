@@ -12,8 +12,16 @@ from numpy.typing import NDArray
 
 from mocha_server.messages import Encoding, ErrorCode
 
-Samples = NDArray[np.float32]
+Samples = NDArray[np.float32] | NDArray[np.int16]  # float32 in [-1, 1], or int16 as it came: see `as_float`
+Float = NDArray[np.float32]
 BLOCK_SAMPLES = 1024  # resampler input; fixed blocks make its output independent of how the audio arrived
+
+
+def as_float(samples: Samples) -> Float:
+    """Samples as float32. int16 stays as it is until many streams are converted together, off the event loop."""
+    if samples.dtype == np.int16:
+        return samples.astype(np.float32) / np.float32(32768)
+    return samples.astype(np.float32, copy=False)
 
 
 class AudioError(ValueError):
@@ -24,13 +32,13 @@ class AudioError(ValueError):
         self.code = code
 
 
-def _mulaw_table() -> Samples:
+def _mulaw_table() -> Float:
     code = ~np.arange(256, dtype=np.uint8)
     magnitude = (((code & 0x0F).astype(np.int32) << 3) + 0x84) << ((code & 0x70) >> 4).astype(np.int32)
     return (np.where(code & 0x80, 0x84 - magnitude, magnitude - 0x84) / 32768).astype(np.float32)
 
 
-def _alaw_table() -> Samples:
+def _alaw_table() -> Float:
     code = np.arange(256, dtype=np.uint8) ^ 0x55
     exponent, mantissa = ((code & 0x70) >> 4).astype(np.int32), ((code & 0x0F).astype(np.int32) << 4) + 8
     magnitude = np.where(exponent == 0, mantissa, (mantissa + 0x100) << np.maximum(exponent - 1, 0))
@@ -41,7 +49,7 @@ MULAW, ALAW = _mulaw_table(), _alaw_table()  # ITU-T G.711
 
 
 class Resampler:
-    """Mono float32 from one rate to another, streaming."""
+    """Mono from one rate to another, streaming; float32 comes out unless the rates are the same."""
 
     def __init__(self, from_rate: int, to_rate: int) -> None:
         self._rates = (from_rate, to_rate)
@@ -54,7 +62,7 @@ class Resampler:
         """What is ready after `samples` [N]; up to `BLOCK_SAMPLES` and the filter's length are held back."""
         if self._av is None:
             return samples
-        self._held = np.concatenate([self._held, samples])
+        self._held = np.concatenate([self._held, as_float(samples)])
         whole = len(self._held) // BLOCK_SAMPLES * BLOCK_SAMPLES
         blocks, self._held = self._held[:whole], self._held[whole:]
         return _joined([self._run(block) for block in blocks.reshape(-1, BLOCK_SAMPLES)])
@@ -67,7 +75,7 @@ class Resampler:
         self._held = np.zeros(0, np.float32)
         return _joined([*last, self._run(None)])
 
-    def _run(self, block: Samples | None) -> Samples:
+    def _run(self, block: Float | None) -> Float:
         assert self._av is not None
         frame = None
         if block is not None:
@@ -76,7 +84,7 @@ class Resampler:
         return _joined([f.to_ndarray()[0] for f in self._av.resample(frame)])
 
 
-def _joined(parts: list[Any]) -> Samples:
+def _joined(parts: list[Any]) -> Float:
     return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
 
@@ -107,9 +115,12 @@ class RawDecoder:
     dangling = 0  # bytes of an incomplete last sample, after `finish`
 
     def _decode(self, data: bytes) -> Samples:
-        samples: Samples
+        samples: Float
         if self._encoding is Encoding.PCM_S16LE:
-            samples = np.frombuffer(data, "<i2").astype(np.float32) / np.float32(32768)
+            raw: NDArray[np.int16] = np.frombuffer(data, "<i2")
+            if self._channels == 1:
+                return raw
+            samples = as_float(raw)
         elif self._encoding is Encoding.PCM_F32LE:
             samples = np.frombuffer(data, "<f4").astype(np.float32)
             if not np.isfinite(samples).all():
@@ -120,11 +131,11 @@ class RawDecoder:
             samples = table[np.frombuffer(data, np.uint8)]
         if self._channels == 1:
             return samples
-        mixed: Samples = samples.reshape(-1, self._channels).mean(axis=1, dtype=np.float32)
+        mixed: Float = samples.reshape(-1, self._channels).mean(axis=1, dtype=np.float32)
         return mixed
 
 
-def decode_file(file: str | IO[bytes], to_rate: int) -> Iterator[Samples]:
+def decode_file(file: str | IO[bytes], to_rate: int) -> Iterator[Float]:
     """Samples of any audio or video file FFmpeg reads, block by block; nothing is held whole.
 
     A file that breaks off yields what could be decoded.

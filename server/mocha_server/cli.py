@@ -10,12 +10,12 @@ from typing import Annotated
 import orjson
 import torch
 import typer
-import uvicorn
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mocha_model.checkpoint import CheckpointError
 from mocha_model.recognizer import Recognizer
+from mocha_server import serving
 from mocha_server.app import create_app
 from mocha_server.audio import AudioError, decode_file
 from mocha_server.engine import model_info
@@ -44,9 +44,11 @@ def serve(
     ] = None,
     model: Annotated[Path | None, typer.Option(help="checkpoint; the bundled one if not given")] = None,
     max_streams: Annotated[int | None, typer.Option(help="streams at once; more are refused [512]")] = None,
+    workers: Annotated[int | None, typer.Option(help="processes that share the port [1]")] = None,
 ) -> None:
     """Serve WebSocket streams, file uploads and the microphone page."""
     given = {"host": host, "port": port, "wyoming_port": wyoming_port, "model": model, "max_streams": max_streams}
+    given["workers"] = workers
     settings = Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     if settings.wyoming_port:
         _check_free(settings.host, settings.wyoming_port)
@@ -57,7 +59,11 @@ def serve(
         raise typer.Exit(1) from error
     shown = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0") else settings.host
     console.print(f"open http://{shown}:{settings.port}/ and speak; API documentation at /docs")
-    uvicorn.run(app, host=settings.host, port=settings.port, log_level="warning", ws="websockets-sansio")
+    try:
+        serving.run(app, settings.host, settings.port, settings.workers)
+    except OSError as error:
+        console.print(f"[red]error:[/red] cannot listen at {settings.host}:{settings.port} ({error.strerror})")
+        raise typer.Exit(1) from error
 
 
 def _check_free(host: str, port: int) -> None:

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from mocha_model.emissions import Emission
 from mocha_model.recognizer import Recognizer
 from mocha_model.streaming import gather_rows, scatter_rows
-from mocha_server.audio import Samples
+from mocha_server.audio import Float, Samples, as_float
 from mocha_server.messages import ErrorCode
 from mocha_server.metrics import Metrics
 from mocha_server.scheduler import Candidate, Scheduler, Work
@@ -25,6 +26,10 @@ from mocha_server.transcript import ModelInfo
 
 log = logging.getLogger(__name__)
 MAX_UNREAD = 2_000  # event groups a client may leave unread before it counts as too slow
+MAX_ROWS = 256  # of a step: more rows cost as much each, and delay the first
+ENOUGH_ROWS = 64  # ready streams for which a step begins at once: more would hardly make it cheaper for each
+TICK_S = 0.02  # otherwise a step waits so long for company, so that few streams cost little
+LAG_MEMORY = 0.9  # how much of the measured lag each step keeps
 
 
 class EngineError(RuntimeError):
@@ -33,6 +38,9 @@ class EngineError(RuntimeError):
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+Item = list[Emission] | EngineError | None  # what a stream's reader gets: emissions, why it cannot go on, or its end
 
 
 def model_info(recognizer: Recognizer) -> ModelInfo:
@@ -47,24 +55,23 @@ class Stream:
 
     engine: "Engine"
     row: int
-    live: bool
+    place: Candidate
     loop: asyncio.AbstractEventLoop
     blocks: deque[Samples] = field(default_factory=deque)
-    buffered: int = 0
-    since: float = 0.0
-    ending: bool = False
+    began: float = 0.0  # when its first audio came; moved on by what the client paused
+    num_taken: int = 0  # samples the model has had
     restarting: bool = False  # after the flush that is due, the row begins anew instead of being given back
     closed: bool = False
     steps_begun: int = 0
     steps_delivered: int = 0
-    _events: "asyncio.Queue[list[Emission] | EngineError | None]" = field(default_factory=asyncio.Queue)
+    _events: "asyncio.Queue[Item]" = field(default_factory=asyncio.Queue)
     _room: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def write(self, samples: Samples) -> None:
-        """Add samples [N] float32; waits while the buffer is full, so a fast sender is paced, not stored."""
+        """Add samples [N]; waits while the buffer is full, so a fast sender is paced, not stored."""
         step = self.engine.max_buffer
         for start in range(0, len(samples), step):
-            while (self.restarting or self.buffered >= self.engine.max_buffer) and not self.closed:
+            while (self.restarting or self.place.buffered >= self.engine.max_buffer) and not self.closed:
                 self._room.clear()
                 await self._room.wait()
             if self.closed:
@@ -108,7 +115,7 @@ class Stream:
                 raise item
             yield item
 
-    def deliver(self, items: list[list[Emission] | EngineError | None]) -> None:
+    def deliver(self, items: list[Item]) -> None:
         """Called in the event loop by the engine, once for each step the stream was in."""
         self.steps_delivered += 1
         self._room.set()
@@ -119,28 +126,49 @@ class Stream:
             self._events.put_nowait(item)
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What an engine takes on.
+
+    Attributes:
+        capacity: streams at once.
+        block_ms: audio that a live stream gathers before a step, rounded to whole frames.
+        max_buffer_s: audio waiting per stream; then the sender is paced.
+        max_lag_s: no live stream is admitted while live audio waits longer than this; files, which yield, are.
+
+    """
+
+    capacity: int
+    block_ms: float = 80
+    max_buffer_s: float = 4.0
+    max_lag_s: float = float("inf")
+
+
 class Engine:
     """All streams of a process over one `Recognizer`."""
 
-    def __init__(
-        self, recognizer: Recognizer, capacity: int, block_ms: int, max_buffer_s: float, metrics: Metrics | None = None
-    ) -> None:
-        rate = recognizer.sample_rate
-        self._recognizer, self.capacity = recognizer, capacity
-        self.info = model_info(recognizer)
-        self.max_buffer = int(max_buffer_s * rate)
-        self._scheduler = Scheduler(rate * block_ms // 1000, largest=rate // 2, max_rows=min(capacity, 256))
-        self._pool = recognizer.init_state(capacity)
+    def __init__(self, recognizer: Recognizer, limits: Limits, metrics: Metrics | None = None) -> None:
+        """`metrics` also counts the streams of other processes, which share the capacity."""
+        rate, info, capacity = recognizer.sample_rate, model_info(recognizer), limits.capacity
+        self._recognizer, self.capacity, self.info = recognizer, capacity, info
+        self.max_buffer, self._max_lag_s = int(limits.max_buffer_s * rate), limits.max_lag_s
+        head_start = max(0, info.frame_samples - info.latency_samples)
+        block = max(1, round(rate * limits.block_ms / 1000 / info.frame_samples)) * info.frame_samples
+        self._scheduler = Scheduler(block, max(rate // 2, block), min(capacity, MAX_ROWS), head_start)
+        self._pool, self._device = recognizer.init_state(capacity), recognizer.model.features.mean.device
         self._free = list(range(capacity))[::-1]
         self._streams: dict[int, Stream] = {}
+        self._ready: dict[int, Candidate] = {}  # streams with something to do
         self._lock = threading.Condition()
-        self._stopping = False
+        self._stopping, self._idle, self._warm = False, False, threading.Event()
+        self.lag_s = 0.0  # by which live audio was late in the steps of late; decays
         self.metrics = metrics or Metrics()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Begin to serve."""
+        """Begin to serve, once a first step on silence has claimed the memory and made the kernels that steps need."""
         self._thread.start()
+        self._warm.wait()
 
     def stop(self) -> None:
         """Finish the step at hand and end the thread; open streams get an error."""
@@ -155,39 +183,44 @@ class Engine:
         return len(self._streams)
 
     def open(self, live: bool) -> Stream:
-        """A stream with a fresh row; raises EngineError when full."""
+        """A stream with a fresh row; raises EngineError when the server has no row or no time left."""
         with self._lock:
-            if not self._free or self._stopping:
-                self.metrics.refused.inc()
+            if not self._free or self._stopping or self.metrics.streams >= self.capacity:
+                self.metrics.refuse()
                 raise EngineError(ErrorCode.SERVER_FULL, f"all {self.capacity} streams of this server are in use")
-            stream = Stream(self, self._free.pop(), live, asyncio.get_running_loop())
-            row = torch.tensor([stream.row])
-            with torch.inference_mode():
-                scatter_rows(self._pool, row, self._recognizer.init_state(1))
-            self._streams[stream.row] = stream
-            self.metrics.streams.set(len(self._streams))
+            if live and self.lag_s > self._max_lag_s:
+                self.metrics.refuse()
+                late = f"with {len(self._streams)} streams it is {1000 * self.lag_s:.0f} ms late"
+                raise EngineError(ErrorCode.SERVER_FULL, f"the server is at its capacity: {late}")
+            row = self._free.pop()
+            stream = Stream(self, row, Candidate(row, live, fresh=True), asyncio.get_running_loop())
+            self._streams[row] = stream
+            self.metrics.set_streams(len(self._streams))
         return stream
 
     def add(self, stream: Stream, samples: Samples) -> None:
         """Buffer samples; use `Stream.write`, which waits for room."""
         with self._lock:
-            if stream.closed or stream.ending or not len(samples):
+            place = stream.place
+            if stream.closed or place.ending or not len(samples):
                 return
-            if not stream.buffered:
-                stream.since = time.monotonic()
+            self._set_due(stream)
             stream.blocks.append(samples)
-            stream.buffered += len(samples)
-            self._lock.notify()
+            place.buffered += len(samples)
+            self._see(place)
 
     def end(self, stream: Stream, restarting: bool = False) -> None:
         """See `Stream.finish` and `Stream.flush`."""
         with self._lock:
-            stream.ending, stream.restarting = True, restarting
-            self._lock.notify()
+            if not stream.closed:
+                self._set_due(stream)
+                stream.place.ending, stream.restarting = True, restarting
+                self._see(stream.place)
 
     def has_work(self, stream: Stream) -> bool:
-        """Whether the scheduler would put `stream` into a step."""
-        return bool(self._scheduler.choose([_candidate(stream)]))
+        """Whether the next steps would take something of `stream`."""
+        with self._lock:
+            return self._scheduler.is_ready(stream.place)
 
     def release(self, stream: Stream) -> None:
         """See `Stream.close`; twice is the same as once."""
@@ -196,100 +229,165 @@ class Engine:
                 stream.closed = True
                 stream._room.set()
                 stream.blocks.clear()
+                self._ready.pop(stream.row, None)
                 del self._streams[stream.row]
                 self._free.append(stream.row)
-                self.metrics.streams.set(len(self._streams))
+                self.metrics.set_streams(len(self._streams))
+
+    def _see(self, place: Candidate) -> None:
+        """Note whether a stream has something to do, and wake the thread if it had nothing; the lock is held."""
+        if self._scheduler.is_ready(place):
+            self._ready[place.key] = place
+            if self._idle:
+                self._idle = False
+                self._lock.notify()
+        else:
+            self._ready.pop(place.key, None)
+
+    def _set_due(self, stream: Stream) -> None:
+        """The oldest audio is due when it would have been spoken, had the client not paused; the lock is held."""
+        place, rate = stream.place, self.info.sample_rate
+        if place.key not in self._ready:
+            stream.began = max(stream.began, time.monotonic() - (stream.num_taken + place.buffered) / rate)
+        place.due = stream.began + stream.num_taken / rate
 
     def _run(self) -> None:
-        while True:
-            with self._lock:
-                batch = self._next_batch()
-                while not batch and not self._stopping:
-                    self._lock.wait()
-                    batch = self._next_batch()
-                if self._stopping:
-                    self._post({s: [EngineError(ErrorCode.INTERNAL, "server stops")] for s in self._streams.values()})
-                    return
-                taken = [(stream, work, _take(stream, work.num_samples)) for stream, work in batch]
+        try:
+            self._warm_up()
+        finally:
+            self._warm.set()
+        while (taken := self._wait()) is not None:
             try:
                 self._step(taken)
             except Exception:  # the model failed for these rows: they end, the server goes on
                 log.exception("a step of %d streams failed", len(taken))
                 error = EngineError(ErrorCode.INTERNAL, "the recogniser failed on this audio")
-                self._post({stream: [error] for stream, _, _ in taken})
+                self._post([(stream, [error]) for stream, _, _ in taken])
                 for stream, _, _ in taken:
                     self.release(stream)
+        error = EngineError(ErrorCode.INTERNAL, "the server stops")
+        left = list(self._streams.values())
+        for stream in left:
+            self.release(stream)
+        self._post([(stream, [error]) for stream in left])
 
-    def _next_batch(self) -> list[tuple[Stream, Work]]:
-        candidates = [_candidate(stream) for stream in self._streams.values()]
-        return [(self._streams[w.key], w) for w in self._scheduler.choose(candidates)]
+    def _warm_up(self) -> None:
+        rows, block = self._scheduler.max_rows, self._scheduler.block
+        state = self._recognizer.init_state(rows)
+        for size in (block - self._scheduler.head_start, 2 * block):
+            silence = torch.zeros(rows, size, device=self._device)
+            _, state = self._recognizer.step(silence, torch.full((rows,), size, device=self._device), state)
+
+    def _wait(self) -> list[tuple[Stream, Work, Samples]] | None:
+        """The next batch with its audio, as soon as there is one; None to stop."""
+        with self._lock:
+            while not self._stopping:
+                if not self._ready:
+                    self.lag_s, self._idle = 0.0, True
+                    self._lock.wait()
+                elif len(self._ready) < min(ENOUGH_ROWS, len(self._streams)):
+                    self._lock.wait(TICK_S)
+                works = self._scheduler.choose(self._ready.values())
+                if works and not self._stopping:
+                    batch = [(self._streams[work.key], work) for work in works]
+                    self._measure_lag([stream for stream, _ in batch])
+                    return [(stream, work, self._take(stream, work)) for stream, work in batch]
+            return None
+
+    def _measure_lag(self, streams: list[Stream]) -> None:
+        """How late the audio is that is taken now."""
+        late = time.monotonic() - min((s.place.due for s in streams if s.place.live), default=float("inf"))
+        self.lag_s = max(late, self.lag_s * LAG_MEMORY)
+
+    def _take(self, stream: Stream, work: Work) -> Samples:
+        """Remove what `work` takes from the front of a stream's buffer; the lock is held."""
+        place = stream.place
+        samples = _front(stream.blocks, work.num_samples)
+        place.buffered -= work.num_samples
+        place.fresh = False
+        stream.steps_begun += 1
+        stream.num_taken += work.num_samples
+        self._set_due(stream)
+        if work.flush:
+            del self._ready[place.key]
+        else:
+            self._see(place)
+        return samples
 
     @torch.inference_mode()
     def _step(self, taken: list[tuple[Stream, Work, Samples]]) -> None:
         began = time.perf_counter()
-        rows = torch.tensor([stream.row for stream, _, _ in taken])
-        num_samples = torch.tensor([work.num_samples for _, work, _ in taken])
-        samples = torch.zeros(len(taken), int(num_samples.max()))
-        for into, (_, _, part) in zip(samples, taken, strict=True):
-            into[: len(part)] = torch.from_numpy(part)
-        state = gather_rows(self._pool, rows)
-        emissions, state = self._recognizer.step(samples, num_samples, state)
-        ends = torch.tensor([work.flush for _, work, _ in taken])
-        if ends.any():
-            rest, state = self._recognizer.flush(state, ends)
+        works = [work for _, work, _ in taken]
+        device = self._device
+        rows = torch.tensor([stream.row for stream, _, _ in taken], device=device)
+        num_samples = torch.tensor([work.num_samples for work in works], device=device)
+        samples = torch.from_numpy(_stack([part for _, _, part in taken])).to(device)
+        fresh = torch.tensor([work.fresh for work in works], device=device)
+        if fresh.any():
+            scatter_rows(self._pool, rows[fresh], self._recognizer.init_state(int(fresh.sum())))
+        emissions, state = self._recognizer.step(samples, num_samples, gather_rows(self._pool, rows))
+        if works[0].flush:  # then all of them
+            rest, state = self._recognizer.flush(state, torch.ones(len(works), dtype=torch.bool, device=device))
             emissions = [first + more for first, more in zip(emissions, rest, strict=True)]
-        with self._lock:  # a row whose stream was closed meanwhile may belong to another one already
-            held = torch.tensor([not stream.closed for stream, _, _ in taken])
-            scatter_rows(self._pool, rows[held], gather_rows(state, held.nonzero()[:, 0]))
-            flushed = [stream for stream, work, _ in taken if work.flush]
-            ended = [stream for stream in flushed if not stream.restarting]
-            self._restart([stream for stream in flushed if stream.restarting])
-        events: dict[Stream, list[list[Emission] | EngineError | None]] = {}
+        # A row whose stream was closed meanwhile may be another's already: that one is fresh and resets it.
+        scatter_rows(self._pool, rows, state)
+        events: list[tuple[Stream, list[Item]]] = []
         for (stream, work, _), found in zip(taken, emissions, strict=True):
-            events[stream] = ([found] if found else []) + ([None] if work.flush else [])
-        for stream in ended:
-            self.release(stream)
-        self.metrics.observe(float(num_samples.sum()) / self.info.sample_rate, len(taken), time.perf_counter() - began)
+            if work.flush:
+                self._after_flush(stream)
+            events.append((stream, [*([found] if found else []), *([None] if work.flush else [])]))
+        heard_s = sum(work.num_samples for work in works) / self.info.sample_rate
+        self.metrics.observe(heard_s, len(taken), time.perf_counter() - began)
         self._post(events)
 
-    def _restart(self, streams: list[Stream]) -> None:
-        """Fresh state for the rows of flushed streams that go on; the lock is held."""
-        for stream in streams:
-            stream.ending = stream.restarting = False
-        rows = torch.tensor([stream.row for stream in streams if not stream.closed], dtype=torch.long)
-        if len(rows):
-            scatter_rows(self._pool, rows, self._recognizer.init_state(len(rows)))
+    def _after_flush(self, stream: Stream) -> None:
+        """Give the row back, or let its next step begin anew."""
+        with self._lock:
+            if not stream.restarting:
+                self.release(stream)
+            elif not stream.closed:
+                place = stream.place
+                place.ending, stream.restarting, place.fresh = False, False, True
+                self._see(place)
 
-    def _post(self, events: dict[Stream, list[list[Emission] | EngineError | None]]) -> None:
+    def _post(self, events: list[tuple[Stream, list[Item]]]) -> None:
         """Hand events over to the loops, one call for each loop."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, list[list[Emission] | EngineError | None]]]] = {}
-        for stream, items in events.items():
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, list[Item]]]] = {}
+        for stream, items in events:
             by_loop.setdefault(stream.loop, []).append((stream, items))
         for loop, deliveries in by_loop.items():
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_deliver_all, deliveries)
 
 
-def _deliver_all(deliveries: list[tuple[Stream, list[list[Emission] | EngineError | None]]]) -> None:
+def _deliver_all(deliveries: list[tuple[Stream, list[Item]]]) -> None:
     for stream, items in deliveries:
         stream.deliver(items)
 
 
-def _candidate(stream: Stream) -> Candidate:
-    return Candidate(stream.row, stream.buffered, stream.since, stream.live, stream.ending)
-
-
-def _take(stream: Stream, num_samples: int) -> Samples:
-    """Remove `num_samples` from the front of a stream's buffer, for a step."""
-    stream.steps_begun += 1
+def _front(blocks: deque[Samples], num_samples: int) -> Samples:
+    """Remove `num_samples` from the front of `blocks`."""
     parts, missing = [], num_samples
     while missing:
-        block = stream.blocks.popleft()
+        block = blocks.popleft()
         if len(block) > missing:
-            stream.blocks.appendleft(block[missing:])
+            blocks.appendleft(block[missing:])
             block = block[:missing]
         parts.append(block)
         missing -= len(block)
-    stream.buffered -= num_samples
-    stream.since = time.monotonic()
-    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+    if len(parts) == 1:
+        return parts[0]
+    if len({part.dtype for part in parts}) == 1 and parts[0].dtype == np.int16:
+        raw: NDArray[np.int16] = np.concatenate(parts)
+        return raw
+    return np.concatenate([as_float(part) for part in parts]) if parts else np.zeros(0, np.float32)
+
+
+def _stack(parts: list[Samples]) -> Float:
+    """Rows of one array; shorter ones are padded with zeros. What is int16 is converted together."""
+    stacked = np.zeros((len(parts), max(map(len, parts))), np.float32)
+    whole = np.array([part.dtype == np.int16 for part in parts])
+    for into, part in zip(stacked, parts, strict=True):
+        into[: len(part)] = part
+    stacked[whole] /= np.float32(32768)
+    return stacked

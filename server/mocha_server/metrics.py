@@ -1,28 +1,65 @@
-"""Counters of a running server, in Prometheus' text format. One registry for each server."""
+"""Numbers of a running server, in Prometheus' text format: sums over all processes that serve together."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+import mmap
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import accumulate
+
+import numpy as np
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+STREAMS, REFUSED, AUDIO_S, COMPUTE_S, ROWS, FIRST_BUCKET = range(6)  # columns of the table
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # streams in a step; one more for larger steps
+NUM_COLUMNS = FIRST_BUCKET + len(BUCKETS) + 1
 
 
 class Metrics:
-    """What `/metrics` shows."""
+    """A table in memory that forked processes share: a row for each, written by its owner only."""
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.streams = Gauge("mocha_streams", "Streams open now", registry=self.registry)
-        self.refused = Counter(
-            "mocha_refused_total", "Streams refused because the server was full", registry=self.registry
-        )
-        self.audio = Counter("mocha_audio_seconds_total", "Audio recognised", registry=self.registry)
-        self.compute = Counter("mocha_compute_seconds_total", "Time spent in model steps", registry=self.registry)
-        buckets = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-        self.rows = Histogram("mocha_step_rows", "Streams in a step", registry=self.registry, buckets=buckets)
+    def __init__(self, processes: int = 1) -> None:
+        memory = mmap.mmap(-1, 8 * processes * NUM_COLUMNS)
+        self._table = np.frombuffer(memory, np.float64).reshape(processes, NUM_COLUMNS)
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self.become(0)
+
+    def become(self, process: int) -> None:
+        """Say which row is this process's; one that takes another's place has no streams, but its counters."""
+        self._own = self._table[process]
+        self.set_streams(0)
+
+    def set_streams(self, count: int) -> None:
+        """Streams that this process has open."""
+        self._own[STREAMS] = count
+
+    @property
+    def streams(self) -> int:
+        """Streams open in all processes."""
+        return int(self._table[:, STREAMS].sum())
+
+    def refuse(self) -> None:
+        """Count a stream that was not admitted."""
+        self._own[REFUSED] += 1
 
     def observe(self, audio_s: float, rows: int, compute_s: float) -> None:
-        """One model step."""
-        self.audio.inc(audio_s)
-        self.compute.inc(compute_s)
-        self.rows.observe(rows)
+        """Count one model step."""
+        self._own[AUDIO_S] += audio_s
+        self._own[COMPUTE_S] += compute_s
+        self._own[ROWS] += rows
+        self._own[FIRST_BUCKET + bisect_left(BUCKETS, rows)] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """What the registry shows."""
+        total = self._table.sum(axis=0).tolist()
+        yield GaugeMetricFamily("mocha_streams", "Streams open now", total[STREAMS])
+        yield CounterMetricFamily("mocha_refused", "Streams refused because the server was full", total[REFUSED])
+        yield CounterMetricFamily("mocha_audio_seconds", "Audio recognised", total[AUDIO_S])
+        yield CounterMetricFamily("mocha_compute_seconds", "Time spent in model steps", total[COMPUTE_S])
+        names = [*(str(float(bound)) for bound in BUCKETS), "+Inf"]
+        buckets = list(zip(names, accumulate(total[FIRST_BUCKET:]), strict=True))
+        yield HistogramMetricFamily("mocha_step_rows", "Streams in a step", buckets, total[ROWS])
 
     def text(self) -> bytes:
         """Everything, for a scraper."""
-        return generate_latest(self.registry)
+        return generate_latest(self._registry)

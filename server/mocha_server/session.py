@@ -25,7 +25,7 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Received:
-    """What a piece of input leads to: messages to send, samples [N] float32 for the model, whether audio has ended."""
+    """What a piece of input leads to: messages to send, samples [N] for the model, whether audio has ended."""
 
     messages: tuple[OutMessage, ...] = ()
     samples: Samples = field(default_factory=lambda: np.zeros(0, np.float32))

@@ -70,3 +70,16 @@ def test_online_search_follows_algorithm_1(name: str):
     shown = [(j, y) for k, (j, y) in enumerate(expected) if y != space or (k and expected[k - 1][1] != space)]
     got = [(s.frame, s.token) for s in symbols]
     assert got[: len(shown)] == shown
+
+
+@torch.inference_mode()
+def test_frames_where_nothing_fires_cost_no_decoder_step():
+    lively = lively_recognizer(tiny(VOCAB))
+    steps: list[int] = []
+    lively.model.decoder.cell.register_forward_hook(lambda *_: steps.append(1))
+    samples = torch.randn(60_000, generator=torch.Generator().manual_seed(3)) * 0.1
+    bias = lively.model.decoder.attention.energies.bias
+    bias[0] = -100.0
+    assert lively.transcribe(samples) == [] and not steps
+    bias[0] = 100.0
+    assert lively.transcribe(samples) and steps

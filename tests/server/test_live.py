@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mocha_model.emissions import text_of
 from mocha_model.recognizer import Recognizer
-from mocha_server.engine import Engine, EngineError
+from mocha_server.engine import Engine, EngineError, Limits
 from mocha_server.messages import Encoding, End, Error, ErrorCode, Segment, Start, Text
 from mocha_server.protocols.live import Gone, Live, Refused, Request, Said, Then, converse
 
@@ -19,7 +19,7 @@ START = Start()
 
 @pytest.fixture
 def engine(lively: Recognizer) -> Any:
-    running = Engine(lively, capacity=1, block_ms=80, max_buffer_s=1.0)
+    running = Engine(lively, Limits(capacity=1, max_buffer_s=1.0))
     running.start()
     yield running
     running.stop()
@@ -69,15 +69,15 @@ async def test_settled_gives_what_was_heard_so_far(engine: Engine, clip: NDArray
 
 
 async def test_a_stopped_engine_ends_a_settling_client(lively: Recognizer, clip: NDArray[np.int16]):
-    engine = Engine(lively, capacity=1, block_ms=80, max_buffer_s=1.0)
+    engine = Engine(lively, Limits(capacity=1, max_buffer_s=1.0))
     engine.start()
     live = Live(engine)
     await live.hear(clip.tobytes(), START)
-    await live.settled()
-    engine.stop()
+    engine.stop()  # some of it is still to be heard
     await asyncio.sleep(0.05)
     with pytest.raises(EngineError):
-        await live.settled()
+        await asyncio.wait_for(live.settled(), 20)
+    assert engine.num_streams == 0
 
 
 async def test_bad_samples_and_odd_bytes(engine: Engine):

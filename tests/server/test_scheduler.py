@@ -2,31 +2,55 @@
 
 from mocha_server.scheduler import Candidate, Scheduler, Work
 
-SCHEDULER = Scheduler(block=100, largest=800, max_rows=3, max_files_beside_live=1)
+SCHEDULER = Scheduler(block=100, largest=800, max_rows=3, head_start=30, max_files_beside_live=1)
 
 
-def live(key: int, buffered: int, since: float = 0.0, ending: bool = False) -> Candidate:
-    return Candidate(key, buffered, since, True, ending)
+def live(key: int, buffered: int, due: float = 0.0, ending: bool = False, fresh: bool = False) -> Candidate:
+    return Candidate(key, True, buffered, due, ending, fresh)
 
 
 def test_streams_wait_for_a_block_and_take_whole_blocks_at_most_largest():
     assert SCHEDULER.choose([live(1, 99)]) == []
-    assert SCHEDULER.choose([live(1, 250)]) == [Work(1, 250, False)]
+    assert SCHEDULER.choose([live(1, 250)]) == [Work(1, 200, False)]
     assert SCHEDULER.choose([live(1, 850)]) == [Work(1, 800, False)]
 
 
 def test_oldest_first_and_no_more_than_max_rows():
-    chosen = SCHEDULER.choose([live(k, 100, since=9 - k) for k in range(5)])
+    chosen = SCHEDULER.choose([live(k, 100, due=9 - k) for k in range(5)])
     assert [w.key for w in chosen] == [4, 3, 2]
 
 
-def test_an_ending_stream_takes_the_rest_and_flushes_once_it_is_empty():
+def test_large_takes_have_fewer_rows():
+    waiting = [live(k, 800, due=float(k)) for k in range(3)]
+    assert [w.key for w in Scheduler(100, 800, max_rows=8).choose(waiting)] == [0, 1]
+    assert [w.key for w in SCHEDULER.choose(waiting)] == [0]
+
+
+def test_all_rows_of_a_batch_take_the_same_so_that_the_batch_hears_most():
+    waiting = [live(1, 250, due=1.0), live(2, 150, due=2.0), live(3, 700, due=3.0)]
+    assert SCHEDULER.choose(waiting) == [Work(1, 200, False), Work(3, 200, False)]
+    assert SCHEDULER.choose(waiting[1:]) == [Work(2, 100, False), Work(3, 100, False)]
+    many = [live(1, 300, due=1.0), *(live(k, 100, due=2.0) for k in range(2, 9))]
+    assert {w.num_samples for w in Scheduler(100, 800, max_rows=8).choose(many)} == {100}
+
+
+def test_fresh_streams_have_batches_of_their_own_and_need_a_little_less():
+    fresh = live(1, 70, due=1.0, fresh=True)
+    assert SCHEDULER.choose([live(1, 69, fresh=True)]) == []
+    assert SCHEDULER.choose([fresh, live(2, 500, due=2.0)]) == [Work(1, 70, False, fresh=True)]
+    assert SCHEDULER.choose([fresh, live(2, 500, due=0.0)]) == [Work(2, 500, False)]
+
+
+def test_an_ending_stream_takes_whole_blocks_then_the_rest_and_flushes():
     assert SCHEDULER.choose([live(1, 30, ending=True)]) == [Work(1, 30, True)]
     assert SCHEDULER.choose([live(1, 0, ending=True)]) == [Work(1, 0, True)]
-    assert SCHEDULER.choose([live(1, 900, ending=True)]) == [Work(1, 800, False)]
+    assert SCHEDULER.choose([live(1, 930, ending=True)]) == [Work(1, 800, False)]
+    both = [live(1, 30, ending=True), live(2, 5, ending=True, fresh=True), live(3, 100)]
+    assert SCHEDULER.choose(both) == [Work(1, 30, True), Work(2, 5, True, fresh=True)]
 
 
 def test_files_yield_to_live_streams():
-    files = [Candidate(k, 800, 0.0, False, False) for k in (7, 8)]
+    files = [Candidate(k, False, 200) for k in (7, 8)]
     assert [w.key for w in SCHEDULER.choose(files)] == [7, 8]
-    assert [w.key for w in SCHEDULER.choose([*files, live(1, 100, since=5.0)])] == [1, 7]
+    chosen = SCHEDULER.choose([*files, live(1, 100, due=5.0)])
+    assert chosen == [Work(1, 100, False), Work(7, 100, False)]

@@ -52,18 +52,23 @@ class Energies(nn.Module):
         both: Tensor = (hidden @ directions).float()
         return both if self.kind == "additive" else both + self.bias
 
-    def pairs(self, which: int, queries: Tensor, keys: Tensor) -> Tensor:
-        """Energies [...] float32 of function `which`, each of `queries` [..., S] with its `keys` [..., E d]."""
+    def pairs(self, which: int, queries: Tensor, keys: Tensor, vectors: Tensor | None = None) -> Tensor:
+        """Energies [...] float32 of function `which`, each of `queries` [..., S] with its `keys` [..., E d].
+
+        `vectors` is what `vectors` returned, if at hand.
+        """
         part = slice(which * self.size, (which + 1) * self.size)
         if self.kind == "dot":
             product: Tensor = (keys[..., part] * queries).sum(-1).float()
             return product * self.gain[which] + self.bias[which]
         hidden = (keys[..., part] + linear(queries, self.query_projection.weight[part])).tanh()
-        energy: Tensor = (hidden @ self.vectors()[which]).float()
+        energy: Tensor = (hidden @ (self.vectors() if vectors is None else vectors)[which]).float()
         return energy if self.kind == "additive" else energy + self.bias[which]
 
     def vectors(self) -> Tensor:
-        """What each tanh is multiplied by, [E, d]: v, or ``g v/|v|``."""
+        """What each tanh is multiplied by, [E, d]: v, or ``g v/|v|``; empty for "dot"."""
+        if self.kind == "dot":
+            return self.gain.new_zeros(0)
         if self.kind == "additive":
             return self.direction
         scale: Tensor = self.gain / self.direction.norm(dim=1)
@@ -72,5 +77,5 @@ class Energies(nn.Module):
     def directions(self) -> Tensor:
         """`vectors` as a block-diagonal matrix [E d, E], so that one product gives all energies; empty for "dot"."""
         if self.kind == "dot":
-            return self.gain.new_zeros(0)
+            return self.vectors()
         return torch.block_diag(*self.vectors()[:, :, None])  # type: ignore[no-untyped-call, no-any-return]

@@ -26,38 +26,69 @@ async def stream(socket: WebSocket) -> None:
         await _send(socket, session.failed(error.code, str(error)))
         await socket.close(1013)
         return
+    idle = IdleTimer(idle_s)
+    reader = asyncio.create_task(_read(socket, session, opened, idle))
     writer = asyncio.create_task(_write(socket, session, opened))
+    idle.watch(reader)
     try:
-        await _read(socket, session, opened, writer, idle_s)
+        await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+        if not writer.done():
+            why = f"nothing was sent for {idle_s:g} s"
+            await _fail(socket, writer, session.failed(ErrorCode.IDLE, why) if idle.expired else await reader)
     except WebSocketDisconnect:
-        writer.cancel()
+        pass
     finally:
         opened.close()
-        await asyncio.gather(writer, return_exceptions=True)
+        idle.stop()
+        reader.cancel()
+        writer.cancel()
+        await asyncio.gather(reader, writer, return_exceptions=True)
 
 
-async def _read(
-    socket: WebSocket, session: Session, opened: Stream, writer: "asyncio.Task[None]", idle_s: float
-) -> None:
-    """Client to engine, until the writer has closed the stream or an error does."""
-    while not writer.done():
-        incoming = asyncio.create_task(socket.receive())
-        timeout = None if session.state is State.FINISHING else idle_s
-        done, _ = await asyncio.wait({incoming, writer}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        if incoming not in done:
-            incoming.cancel()
-            if not done:
-                await _fail(socket, writer, session.failed(ErrorCode.IDLE, f"nothing was sent for {idle_s:g} s"))
-            return
-        message = incoming.result()
+class IdleTimer:
+    """Cancels a reader that has waited too long for a message; costs a message no more than two assignments."""
+
+    def __init__(self, idle_s: float) -> None:
+        self._idle_s, self._loop = idle_s, asyncio.get_running_loop()
+        self.since: float | None = None  # when the reader began to wait; None while it does not
+        self.expired = False
+
+    def watch(self, reader: "asyncio.Task[Error]") -> None:
+        """Begin."""
+        self._timer = self._loop.call_later(self._idle_s, self._check, reader)
+
+    def waiting(self) -> None:
+        """The reader waits for the client from now on."""
+        self.since = self._loop.time()
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        self._timer.cancel()
+
+    def _check(self, reader: "asyncio.Task[Error]") -> None:
+        now = self._loop.time()
+        left = self._idle_s if self.since is None else self.since + self._idle_s - now
+        if left > 0:
+            self._timer = self._loop.call_at(now + left, self._check, reader)
+        else:
+            self.expired = True
+            reader.cancel()
+
+
+async def _read(socket: WebSocket, session: Session, opened: Stream, idle: IdleTimer) -> Error:
+    """Client to engine, until an error; raises WebSocketDisconnect when the client leaves."""
+    while True:
+        if session.state is not State.FINISHING:
+            idle.waiting()
+        message = await socket.receive()
+        idle.since = None
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", 1006))
         data = message["text"] if message.get("text") is not None else message.get("bytes", b"")
         received = session.receive(data)
         for out in received.messages:
             if isinstance(out, Error) and out.fatal:
-                await _fail(socket, writer, out)
-                return
+                return out
             await _send(socket, out)
         await opened.write(received.samples)
         if received.finished:

@@ -1,0 +1,1 @@
+"""The load generator: many paced streams of speech, and what they measured."""

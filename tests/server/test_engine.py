@@ -1,0 +1,125 @@
+"""The engine by itself: what it admits, what costs it nothing, whose row is whose."""
+
+import asyncio
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mocha_model.emissions import Emission, text_of
+from mocha_model.recognizer import Recognizer, RecognizerState
+from mocha_server.engine import Engine, EngineError, Limits, Stream
+from mocha_server.messages import ErrorCode
+
+BLOCK = 1280  # samples; 80 ms
+
+
+class Slow(Recognizer):
+    """A recogniser on a machine that is too slow for a single stream."""
+
+    def step(
+        self, samples: Tensor, num_valid: Tensor, state: RecognizerState
+    ) -> tuple[list[list[Emission]], RecognizerState]:
+        time.sleep(4 * samples.shape[1] / self.sample_rate)
+        return super().step(samples, num_valid, state)
+
+
+@pytest.fixture
+def engine(lively: Recognizer) -> Any:
+    running = Engine(lively, Limits(capacity=8, max_buffer_s=1.0))
+    running.start()
+    yield running
+    running.stop()
+
+
+def counted(engine: Engine, name: str) -> float:
+    """A number that `/metrics` shows."""
+    samples = [sample for metric in engine.metrics.collect() for sample in metric.samples]
+    return next(sample.value for sample in samples if sample.name == name)
+
+
+async def speak_and_open_others(stream: Stream) -> None:
+    for _ in range(1000):
+        await stream.write(np.zeros(BLOCK, np.float32))
+        await asyncio.sleep(BLOCK / 16_000)
+        stream.engine.open(live=True).close()
+
+
+async def text(stream: Stream) -> str:
+    return text_of([emission async for group in stream.events() for emission in group])
+
+
+async def test_a_late_engine_refuses_new_streams_until_it_has_caught_up(lively: Recognizer):
+    slow = Slow(lively.model, lively.tokenizer, lively.provenance)
+    engine = Engine(slow, Limits(capacity=8, max_lag_s=0.2))
+    engine.start()
+    first = engine.open(live=True)
+    with pytest.raises(EngineError, match="at its capacity") as refused:
+        await speak_and_open_others(first)
+    assert refused.value.code is ErrorCode.SERVER_FULL
+    assert counted(engine, "mocha_refused_total") == 1
+    engine.open(live=False).close()  # a file would yield
+    await first.settled()
+    for _ in range(1000):
+        if engine.lag_s == 0:  # nothing is left to do
+            break
+        await asyncio.sleep(0.01)
+    engine.open(live=True).close()
+    first.close()
+    engine.stop()
+
+
+async def test_streams_that_send_nothing_are_in_no_step(engine: Engine, clip: NDArray[np.int16]):
+    idle = [engine.open(live=True) for _ in range(5)]
+    speaking = engine.open(live=True)
+    for start in range(0, len(clip), BLOCK):
+        await speaking.write(clip[start : start + BLOCK])
+    await speaking.settled()
+    assert counted(engine, "mocha_streams") == 6
+    assert counted(engine, "mocha_step_rows_sum") == counted(engine, "mocha_step_rows_count") > 0
+    for stream in (*idle, speaking):
+        stream.close()
+
+
+async def test_int16_and_float_in_turns_are_the_same_audio(engine: Engine, lively: Recognizer, clip: NDArray[np.int16]):
+    samples = clip.astype(np.float32) / 32768
+    stream = engine.open(live=True)
+    feeder = asyncio.create_task(text(stream))
+    for number, start in enumerate(range(0, len(clip), 700)):
+        await stream.write((clip if number % 2 else samples)[start : start + 700])
+    stream.finish()
+    assert await feeder == text_of(lively.transcribe(torch.from_numpy(samples)))
+
+
+async def test_a_row_given_back_in_the_middle_begins_anew(engine: Engine, lively: Recognizer, clip: NDArray[np.int16]):
+    expected = text_of(lively.transcribe(torch.from_numpy(clip.astype(np.float32) / 32768)))
+    for _ in range(3):
+        left = [engine.open(live=True) for _ in range(8)]  # all rows
+        for stream in left:
+            await stream.write(clip[: 5 * BLOCK])
+        for stream in left:
+            stream.close()
+        came = [engine.open(live=True) for _ in range(8)]
+        heard = [asyncio.create_task(text(stream)) for stream in came]
+        for start in range(0, len(clip), BLOCK):
+            for stream in came:
+                await stream.write(clip[start : start + BLOCK])
+        for stream in came:
+            stream.finish()
+        assert await asyncio.gather(*heard) == [expected] * 8
+
+
+async def test_a_fast_sender_waits_for_room(engine: Engine, clip: NDArray[np.int16]):
+    stream = engine.open(live=True)
+    heard = asyncio.create_task(text(stream))
+    most = 0
+    for _ in range(5):
+        await stream.write(clip)
+        most = max(most, stream.place.buffered)
+    assert most <= 2 * engine.max_buffer
+    stream.finish()
+    await heard
