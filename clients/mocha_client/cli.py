@@ -26,6 +26,7 @@ SUMMARIES = {
     "train": "Train a recogniser.",
     "evaluate": "Measure a recogniser on a corpus.",
     "report": "Draw the loss curves and alignments of a training run.",
+    "calibrate": "Fit the confidence of words to how often they are right.",
     "align": "Draw where in a recording the model listens for each character.",
     "synthesize": "Read text aloud with every free voice here, as training data.",
     "prepare-timit": "Read TIMIT in its own layout into manifests.",

@@ -70,6 +70,7 @@ class Hypotheses:
     tokens: Tensor
     frames: Tensor
     p: Tensor
+    q: Tensor
     weights: Tensor
 
 
@@ -103,13 +104,13 @@ class BeamSearch:
         self.config, self.space_id = config, space_id
         self.beam, self.fusion = beam or BeamConfig(), fusion or Fusion(())
         self.window = decoder.attention.chunk_width
-        self.never = [Tokenizer.blank_id, Tokenizer.sos_id, Tokenizer.unk_id]
 
-    def init_state(self, batch_size: int) -> BeamState:
-        """Streams that have heard nothing."""
+    def init_state(self, batch_size: int, scorers: tuple[Any, ...] | None = None) -> BeamState:
+        """Streams that have heard nothing; `scorers` is the state of the fusion [B], fresh if not given."""
         like, width = self.decoder.output.weight, self.beam.width
         count = torch.zeros(batch_size, dtype=torch.int64, device=like.device)
-        fresh = self._fresh(count)
+        scorers = self.fusion.init_state(batch_size, like.device) if scorers is None else scorers
+        fresh = self._fresh(count, scorers)
         return BeamState(
             hypotheses=_split(fresh, width),
             keys=like.new_zeros(batch_size, self.window - 1, self.energies.memory_projection.out_features),
@@ -120,8 +121,8 @@ class BeamSearch:
             last_shown=count + Tokenizer.sos_id,
         )
 
-    def _fresh(self, start: Tensor) -> Hypotheses:
-        """Segments that begin at frames `start` [B]: one empty hypothesis each, [B W, ...]."""
+    def _fresh(self, start: Tensor, scorers: tuple[Any, ...]) -> Hypotheses:
+        """Segments that begin at frames `start` [B], with `scorers` [B]: one empty hypothesis each, [B W, ...]."""
         width, like = self.beam.width, self.decoder.output.weight
         rows = len(start) * width
         count = torch.zeros(rows, dtype=torch.int64, device=like.device)
@@ -130,7 +131,7 @@ class BeamSearch:
         return Hypotheses(
             decoder=self.decoder.init_state(rows),
             token=count + Tokenizer.sos_id,
-            scorers=self.fusion.init_state(rows, like.device),
+            scorers=map_state(lambda x: x.repeat_interleave(width, 0), scorers),
             score=torch.where(first, 0.0, -torch.inf),
             ended=count > 0,
             start=start.repeat_interleave(width),
@@ -140,6 +141,7 @@ class BeamSearch:
             tokens=history,
             frames=history.clone(),
             p=like.new_zeros(rows, MAX_UNSTABLE),
+            q=like.new_zeros(rows, MAX_UNSTABLE),
             weights=like.new_zeros(rows, MAX_UNSTABLE, self.window),
         )
 
@@ -226,9 +228,9 @@ class BeamSearch:
         valid = self.attention.chunk_mask(frames, parents.last_emission, parents.start)
         context, weights = self.attention.attend_chunk(u, values, valid)
         decoder = self.decoder.step(parents.token, context, parents.decoder)
-        parent, token, score = self._choose(decoder.hidden, context, parents)
+        parent, token, score, q = self._choose(decoder.hidden, context, parents)
         children: Hypotheses = gather_rows(replace(parents, decoder=decoder), parent)
-        symbol = (token, frames[parent], e.sigmoid()[parent], weights[parent])
+        symbol = (token, frames[parent], e.sigmoid()[parent], q, weights[parent])
         repeats = torch.where(frames[parent] == children.last_emission, children.repeats, 0) + 1
         return replace(
             self._append(children, *symbol),
@@ -238,19 +240,19 @@ class BeamSearch:
             repeats=repeats,
         )
 
-    def _choose(self, hidden: Tensor, context: Tensor, parents: Hypotheses) -> tuple[Tensor, Tensor, Tensor]:
-        """(parent row, token, score), each [B W], of the best extensions of each stream's hypotheses."""
+    def _choose(self, hidden: Tensor, context: Tensor, parents: Hypotheses) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(parent row, token, score, q), each [B W], of the best extensions of each stream's hypotheses."""
         width = self.beam.width
-        logits = self.decoder.logits(hidden, context).float()
-        logits[:, self.never] = -torch.inf
-        total = logits.log_softmax(1) + self.fusion.scores(parents.scorers) + self.beam.length_bonus
+        own = self.decoder.symbol_scores(hidden, context)
+        total = own + self.fusion.scores(parents.scorers) + self.beam.length_bonus
         total = (total + parents.score[:, None]).nan_to_num(-torch.inf, neginf=-torch.inf)
         score, flat = total.view(-1, width * total.shape[1]).topk(width, dim=1)
         rows = torch.arange(len(score), device=score.device)[:, None] * width
         parent = (rows + flat // total.shape[1]).flatten()
-        return parent, (flat % total.shape[1]).flatten(), score.flatten()
+        token = (flat % total.shape[1]).flatten()
+        return parent, token, score.flatten(), own[parent, token].exp()
 
-    def _append(self, h: Hypotheses, token: Tensor, frame: Tensor, p: Tensor, weights: Tensor) -> Hypotheses:
+    def _append(self, h: Hypotheses, token: Tensor, frame: Tensor, p: Tensor, q: Tensor, weights: Tensor) -> Hypotheses:
         at = h.length.clamp(max=MAX_UNSTABLE - 1)
         place = torch.arange(MAX_UNSTABLE, device=at.device) == at[:, None]
         return replace(
@@ -261,6 +263,7 @@ class BeamSearch:
             tokens=torch.where(place, token[:, None], h.tokens),
             frames=torch.where(place, frame[:, None], h.frames),
             p=torch.where(place, p[:, None], h.p),
+            q=torch.where(place, q[:, None], h.q),
             weights=torch.where(place[..., None], weights[:, None], h.weights),
         )
 
@@ -298,7 +301,7 @@ class BeamSearch:
                     continue
                 is_open[row] = True
                 told = tuple(h.weights[row, k, n].tolist())
-                symbols.append(Symbol(row, token, frame, float(h.p[row, k, n]), told, now))
+                symbols.append(Symbol(row, token, frame, float(h.p[row, k, n]), float(h.q[row, k, n]), told, now))
         return replace(state, open=is_open, last_shown=last)
 
     def _close(self, rows: Tensor, state: BeamState, frame: Tensor, symbols: list[Symbol]) -> BeamState:
@@ -307,8 +310,8 @@ class BeamSearch:
         state = self._tell(state, state.hypotheses.length.gather(1, best[:, None])[:, 0] * rows, symbols)
         for row in (rows & state.open).nonzero()[:, 0].tolist():
             at = int(frame[row])
-            symbols.append(Symbol(row, Tokenizer.eos_id, at, 0.0, (0.0,) * self.window, at))
-        fresh = _split(self._fresh(frame), self.beam.width)
+            symbols.append(Symbol(row, Tokenizer.eos_id, at, 0.0, 1.0, (0.0,) * self.window, at))
+        fresh = _split(self._fresh(frame, self._restarted(state)), self.beam.width)
         return replace(
             state,
             hypotheses=where_rows(rows, fresh, state.hypotheses),
@@ -326,7 +329,12 @@ class BeamSearch:
             state, hypotheses=where_rows(rows & spoken, _split(finished, self.beam.width), state.hypotheses)
         )
         closed = self._close(rows & spoken, ready, last, symbols)
-        return symbols, where_rows(rows, self.init_state(len(rows)), closed)
+        return symbols, where_rows(rows, self.init_state(len(rows), self._restarted(state)), closed)
+
+    def _restarted(self, state: BeamState) -> tuple[Any, ...]:
+        """Scorers [B] before the first symbol of each stream's next segment."""
+        first: tuple[Any, ...] = map_state(lambda x: x[:, 0], state.hypotheses.scorers)
+        return self.fusion.restart(first)
 
     def _finish(self, active: Hypotheses, frames: Tensor) -> Hypotheses:
         context = active.decoder.hidden.new_zeros(len(frames), self.energies.memory_size)
@@ -335,9 +343,9 @@ class BeamSearch:
         active = replace(active, score=active.score.masked_fill(active.ended, -torch.inf))
         for _ in range(self.config.max_emissions_at_end):
             decoder = self.decoder.step(active.token, context, active.decoder)
-            parent, token, score = self._choose(decoder.hidden, context, active)
+            parent, token, score, q = self._choose(decoder.hidden, context, active)
             children: Hypotheses = gather_rows(replace(active, decoder=decoder), parent)
-            children = self._append(children, token, frames[parent], torch.zeros_like(score), nothing)
+            children = self._append(children, token, frames[parent], torch.zeros_like(score), q, nothing)
             active = replace(children, score=score, scorers=self.fusion.advance(children.scorers, token))
             done = self._prune(done, replace(active, score=active.score.masked_fill(~active.ended, -torch.inf)))
             active = replace(active, score=active.score.masked_fill(active.ended, -torch.inf))
@@ -375,5 +383,6 @@ def _forget(h: Hypotheses, count: Tensor) -> Hypotheses:
         tokens=shift(h.tokens),
         frames=shift(h.frames),
         p=shift(h.p),
+        q=shift(h.q),
         weights=shift(h.weights),
     )

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from mocha_model.confidence import Calibration
 from mocha_model.config import ModelConfig
 from mocha_model.model import SpeechModel
 from mocha_model.tokenizer import Tokenizer, Units
@@ -30,9 +31,16 @@ class Checkpoint:
     config: ModelConfig
     tokenizer: Tokenizer
     provenance: dict[str, Any]
+    calibration: Calibration | None = None  # of the confidence of words
 
 
-def save_checkpoint(path: str | Path, model: SpeechModel, tokenizer: Tokenizer, provenance: dict[str, Any]) -> None:
+def save_checkpoint(
+    path: str | Path,
+    model: SpeechModel,
+    tokenizer: Tokenizer,
+    provenance: dict[str, Any],
+    calibration: Calibration | None = None,
+) -> None:
     """Write `model` (weights in the dtype they have) with its vocabulary and a JSON-able `provenance`; atomically."""
     metadata = {
         "format": FORMAT,
@@ -41,9 +49,23 @@ def save_checkpoint(path: str | Path, model: SpeechModel, tokenizer: Tokenizer, 
         "units": tokenizer.units,
         "provenance": json.dumps(provenance, ensure_ascii=False),
     }
-    target = Path(path)
+    if calibration is not None:
+        metadata["calibration"] = calibration.model_dump_json()
+    _write(Path(path), {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}, metadata)
+
+
+def calibrate_checkpoint(path: Path, calibration: Calibration) -> None:
+    """Give the checkpoint at `path` another calibration; all else stays as it is. Raises CheckpointError."""
+    load_checkpoint(path)
+    with safe_open(path, framework="pt") as file:
+        metadata = {**file.metadata(), "calibration": calibration.model_dump_json()}
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    _write(path, weights, metadata)
+
+
+def _write(target: Path, weights: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
     partial = target.with_name(target.name + ".partial")
-    save_file({name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}, partial, metadata)
+    save_file(weights, partial, metadata)
     partial.replace(target)
 
 
@@ -69,6 +91,8 @@ def load_checkpoint(path: str | Path | None = None, device: str = "cpu") -> Chec
         config = ModelConfig.model_validate_json(metadata["config"])
         tokenizer = Tokenizer(json.loads(metadata["vocabulary"]), cast(Units, metadata.get("units", "characters")))
         provenance = json.loads(metadata["provenance"])
+        fitted = metadata.get("calibration")
+        calibration = Calibration.model_validate_json(fitted) if fitted else None
         if tokenizer.vocab_size != config.vocab_size:
             raise ValueError(f"{tokenizer.vocab_size} symbols for a model of {config.vocab_size}")
         model = SpeechModel(config)
@@ -76,4 +100,4 @@ def load_checkpoint(path: str | Path | None = None, device: str = "cpu") -> Chec
         model.load_state_dict(weights)
     except (KeyError, ValidationError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{path}: its parts do not fit together ({error})") from error
-    return Checkpoint(model.to(torch.device(device)).eval(), config, tokenizer, provenance)
+    return Checkpoint(model.to(torch.device(device)).eval(), config, tokenizer, provenance, calibration)

@@ -26,7 +26,13 @@ class Calibration(BaseModel):
         return 1 / (1 + math.exp(-max(-700.0, min(700.0, self.bias + self.slope * evidence))))
 
 
-def evidence(selected: Sequence[float], chosen: Sequence[float]) -> float:
+def evidence(p: Sequence[float], q: Sequence[float]) -> float:
     """Mean ``log(p q)`` of a word's characters; where no frame was selected (p = 0) only q counts."""
-    products = [(p or 1.0) * q for p, q in zip(selected, chosen, strict=True)]
+    products = [(selected or 1.0) * chosen for selected, chosen in zip(p, q, strict=True)]
     return sum(math.log(max(LEAST, x)) for x in products) / len(products)
+
+
+def word_confidence(p: Sequence[float], q: Sequence[float], calibration: Calibration | None) -> float:
+    """Confidence of a word; uncalibrated, the geometric mean of its characters' p q."""
+    found = evidence(p, q)
+    return calibration(found) if calibration else math.exp(found)

@@ -79,12 +79,12 @@ class Decoder(nn.Module):
         result: Tensor = self.output(self.dropout(seen))
         return result
 
-    def best_symbol(self, hidden: Tensor, context: Tensor) -> Tensor:
-        """The likeliest symbol of each row [R] int64, never blank, start or unknown."""
-        logits = self.logits(hidden, context)
+    def symbol_scores(self, hidden: Tensor, context: Tensor) -> Tensor:
+        """Log-probabilities [R, V] float32 of symbols that can be written: blank, start and unknown have none."""
+        logits = self.logits(hidden, context).float()
         for never in (Tokenizer.blank_id, Tokenizer.sos_id, Tokenizer.unk_id):
             logits[:, never] = -torch.inf
-        return logits.argmax(dim=1)
+        return logits.log_softmax(dim=1)
 
     def teacher_forced(self, memory: Memory, tokens: Tensor, noise_std: float) -> TeacherForced:
         """Expected attention over whole transcripts; y_{i-1} is the reference (Chiu & Raffel 2018, algorithm 1, note).

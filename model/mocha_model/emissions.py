@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from mocha_model.confidence import Calibration, word_confidence
+
 
 @dataclass(frozen=True, slots=True)
 class Emission:
@@ -12,6 +14,7 @@ class Emission:
         text: the character, or the word with a space after it; "" for the end of a segment.
         frame: encoder frame t_i it was emitted at, counted from the start of the stream.
         p: selection probability at that frame; 0.0 where none fired (flush, trailing silence).
+        q: probability of the character once the frame was selected.
         end_of_segment: whether this closes the segment.
         chunk: softmax weights over frames ``frame - w + 1 ... frame``.
         certain: frame whose audio made it certain, later than `frame` in beam search; None if that is `frame`.
@@ -21,6 +24,7 @@ class Emission:
     text: str
     frame: int
     p: float
+    q: float
     end_of_segment: bool
     chunk: tuple[float, ...]
     certain: int | None = None
@@ -34,20 +38,23 @@ def text_of(emissions: Iterable[Emission]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SpokenWord:
-    """A word with the times (seconds from the start of the stream) of its first and last character's frames."""
+    """A word with the times (seconds from the start of the stream) of its first and last character's frames.
+
+    `confidence` is the probability that the word is right (see `confidence`).
+    """
 
     word: str
     start_s: float
     end_s: float
-    p: float
+    confidence: float
 
 
 class WordAssembler:
     """Push emissions in, get completed words out. Holds the characters of one word."""
 
-    def __init__(self, frame_s: float) -> None:
-        """`frame_s` is the hop of the encoder in seconds."""
-        self._frame_s = frame_s
+    def __init__(self, frame_s: float, calibration: Calibration | None = None) -> None:
+        """`frame_s` is the hop of the encoder in seconds; `calibration` that of the words' confidence."""
+        self._frame_s, self._calibration = frame_s, calibration
         self._held: list[Emission] = []
 
     def push(self, emission: Emission) -> list[SpokenWord]:
@@ -58,12 +65,12 @@ class WordAssembler:
         if not complete or not self._held:
             return []
         held, self._held = self._held, []
-        p = sum(e.p for e in held) / len(held)
+        confidence = word_confidence([e.p for e in held], [e.q for e in held], self._calibration)
         return [
             SpokenWord(
                 "".join(e.text for e in held).strip(),
                 held[0].frame * self._frame_s,
                 (held[-1].frame + 1) * self._frame_s,
-                p,
+                confidence,
             )
         ]

@@ -30,7 +30,7 @@ def decode_softly(
         step = attention.expect(state.hidden, ready, alpha, 0.0)
         alpha = step.alpha
         state = decoder.step(token, step.context, state)
-        token = decoder.best_symbol(state.hidden, step.context)
+        token = decoder.symbol_scores(state.hidden, step.context).argmax(dim=1)
         ended = ended | (token == Tokenizer.eos_id)
         if ended.all():
             break

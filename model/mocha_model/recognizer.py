@@ -12,10 +12,11 @@ from torch import Tensor
 
 from mocha_model.beam import BeamConfig, BeamSearch
 from mocha_model.checkpoint import CheckpointError, load_checkpoint
+from mocha_model.confidence import Calibration
 from mocha_model.emissions import Emission
 from mocha_model.features import FeatureState
 from mocha_model.model import SpeechModel
-from mocha_model.scorers import Fusion
+from mocha_model.scorers import Fusion, PhraseBook
 from mocha_model.search import GreedySearch, OfflineModelError, Symbol
 from mocha_model.streaming import where_rows
 from mocha_model.tokenizer import Tokenizer
@@ -40,19 +41,29 @@ class Recognizer:
         provenance: dict[str, Any] | None = None,
         beam: BeamConfig | None = None,
         fusion: Fusion | None = None,
+        phrases: PhraseBook | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
-        """Greedy search, or beam search if `beam` is given, with the scorers of `fusion`."""
+        """Greedy search, or beam search if `beam` is given, with the scorers of `fusion`.
+
+        With `phrases`, each stream may have phrases of its own (see `init_state`); `calibration` is of its confidence.
+        """
         self.model, self.tokenizer, self.provenance = model.eval(), tokenizer, provenance or {}
         self.config = model.config
+        self.phrases, self.calibration = phrases, calibration
+        self._fusion = fusion or Fusion(())
+        all_scorers = Fusion((*self._fusion.parts, (1.0, phrases))) if phrases is not None else self._fusion
         parts = (model.decoder, model.config.decoder, tokenizer.space_id)
-        self._search: GreedySearch | BeamSearch = BeamSearch(*parts, beam, fusion) if beam else GreedySearch(*parts)
+        self._search: GreedySearch | BeamSearch = (
+            BeamSearch(*parts, beam, all_scorers) if beam else GreedySearch(*parts, all_scorers)
+        )
 
     @classmethod
     def load(cls, path: str | Path | None = None, device: str = "cpu") -> "Recognizer":
-        """From a checkpoint file, or the bundled one; raises `CheckpointError`."""
-        checkpoint = load_checkpoint(path, device)
+        """From a checkpoint file, or the bundled one: greedy, ready for phrases; raises `CheckpointError`."""
+        c = load_checkpoint(path, device)
         try:
-            return cls(checkpoint.model, checkpoint.tokenizer, checkpoint.provenance)
+            return cls(c.model, c.tokenizer, c.provenance, phrases=PhraseBook(c.tokenizer), calibration=c.calibration)
         except OfflineModelError as error:
             raise CheckpointError(f"{path}: {error}") from error
 
@@ -85,12 +96,20 @@ class Recognizer:
         """Samples since the start of the stream when the audio of encoder frame `frame` is complete."""
         return frame * self.frame_samples + self.latency_samples
 
-    def init_state(self, batch_size: int) -> RecognizerState:
-        """State of `batch_size` streams that have heard nothing."""
+    def init_state(self, batch_size: int, roots: Tensor | None = None) -> RecognizerState:
+        """State of `batch_size` streams that have heard nothing.
+
+        `roots` [B] int64 are what `phrases.add` gave for each stream, 0 for none; they stay until another state.
+        """
+        device = self.model.features.mean.device
+        scorers = self._fusion.init_state(batch_size, device)
+        if self.phrases is not None:
+            unnamed = torch.zeros(batch_size, dtype=torch.int64, device=device)
+            scorers = (*scorers, self.phrases.at(unnamed if roots is None else roots))
         return RecognizerState(
             self.model.features.init_state(batch_size),
             self.model.encoder.init_state(batch_size),
-            self._search.init_state(batch_size),
+            self._search.init_state(batch_size, scorers),
         )
 
     @torch.inference_mode()
@@ -138,5 +157,5 @@ class Recognizer:
         rows: list[list[Emission]] = [[] for _ in range(batch_size)]
         for s in symbols:
             ends = s.token == self.tokenizer.eos_id
-            rows[s.row].append(Emission(self.tokenizer.symbol(s.token), s.frame, s.p, ends, s.weights, s.certain))
+            rows[s.row].append(Emission(self.tokenizer.symbol(s.token), s.frame, s.p, s.q, ends, s.weights, s.certain))
         return rows

@@ -1,10 +1,11 @@
-"""What a beam search may add to the decoder's own scores: language models and boosted phrases.
+"""What a search may add to the decoder's own scores: language models and boosted phrases.
 
 A scorer is stateful and batched like everything else: it is told the symbols of many hypotheses one at a time and says
 what each next symbol is worth. Knows nothing of attention or audio.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from mocha_model.tokenizer import Tokenizer
+from mocha_model.tokenizer import Tokenizer, normalize_text
 
 
 class Scorer(Protocol):
@@ -30,6 +31,10 @@ class Scorer(Protocol):
 
     def advance(self, state: Any, token: Tensor) -> Any:
         """State after the symbols `token` [B] int64."""
+        ...
+
+    def restart(self, state: Any) -> Any:
+        """State of the same rows before the first symbol of their next segment."""
         ...
 
 
@@ -50,6 +55,10 @@ class Fusion:
     def advance(self, state: tuple[Any, ...], token: Tensor) -> tuple[Any, ...]:
         """All scorers hear the same symbols."""
         return tuple(s.advance(part, token) for (_, s), part in zip(self.parts, state, strict=True))
+
+    def restart(self, state: tuple[Any, ...]) -> tuple[Any, ...]:
+        """All scorers begin a new segment."""
+        return tuple(s.restart(part) for (_, s), part in zip(self.parts, state, strict=True))
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,10 @@ class CharacterLanguageModel(nn.Module):
         y, (hidden, cell) = self.lstm(self.embedding(token)[:, None], before)
         return LanguageState(hidden[0], cell[0], self.output(y[:, 0]).float().log_softmax(1))
 
+    def restart(self, state: LanguageState) -> LanguageState:
+        """After start-of-sequence."""
+        return self.init_state(len(state.hidden), state.hidden.device)
+
     def save(self, path: Path, tokenizer: Tokenizer, provenance: dict[str, Any]) -> None:
         """One .safetensors file, like a recogniser's checkpoint."""
         metadata = {
@@ -129,54 +142,109 @@ class CharacterLanguageModel(nn.Module):
 
 @dataclass(frozen=True)
 class PhraseState:
-    """State of a `PhraseBooster`: node [B] int64 of the trie."""
+    """State of a `PhraseBook`: [B] int64 each, the node in its table, and where the row's phrases begin."""
 
     node: Tensor
+    root: Tensor
 
 
-class PhraseBooster:
-    """Favours given phrases, character by character; a phrase that is begun and not finished pays back its bonus.
+class PhraseBook:
+    """Favours phrases, character by character; each row may have its own.
 
-    A trie of the phrases, each of which may begin where a word may. Node n has earned `earned[n]`; a symbol that leads
-    from n to m is worth ``earned[m] - earned[n]``, unless it completes a phrase, whose bonus is kept.
+    The phrases of a row are a trie, each of which may begin where a word may. Every symbol that follows it is worth the
+    bonus; one that leaves it pays back what was earned since the last phrase that was complete. All tries lie in one
+    table of `worth` [N, V] and `next_node` [N, V]; node 0 belongs to rows without phrases and is worth nothing.
     """
 
-    def __init__(self, phrases: list[str], tokenizer: Tokenizer, bonus: float = 1.0) -> None:
-        """`bonus` is per character of a phrase; raises ValueError where the units are words."""
-        if tokenizer.units != "characters":
-            raise ValueError("phrases are boosted character by character, and these units are words")
-        space, vocab = tokenizer.space_id, tokenizer.vocab_size
-        children: list[dict[int, int]] = [{}, {}]  # node 0: inside another word, node 1: where a word may begin
-        depth, complete = [0, 0], [False, False]
-        for phrase in phrases:
-            node = 1
-            for token in [*tokenizer.encode(phrase), space]:
-                if token not in children[node]:
-                    children[node][token] = len(children)
-                    children.append({})
-                    depth.append(depth[node] + 1)
-                    complete.append(False)
-                node = children[node][token]
-            complete[node] = True
-        earned = [0.0 if done else bonus * d for d, done in zip(depth, complete, strict=True)]
-        self.next_node = torch.zeros(len(children), vocab, dtype=torch.int64)
-        self.worth = torch.zeros(len(children), vocab)
-        for node, below in enumerate(children):
-            # The last space of a complete phrase is also where the next word, and another phrase, may begin.
-            onwards = children[1] | below if complete[node] else below
-            for token in range(vocab):
-                into = onwards.get(token, 1 if token == space else 0)
-                gain = bonus * depth[into] if token in onwards else earned[into]
-                self.next_node[node, token], self.worth[node, token] = into, gain - earned[node]
+    def __init__(self, tokenizer: Tokenizer, bonus: float = 0.5) -> None:
+        """`bonus` is per character of a phrase."""
+        self._tokenizer, self._bonus = tokenizer, bonus
+        self._vacant: list[tuple[int, int]] = []  # (first node, how many) of tries that were removed
+        self._sizes: dict[int, int] = {}  # nodes of the trie at a root
+        self._next_node = torch.zeros(1, tokenizer.vocab_size, dtype=torch.int64)
+        self._worth = torch.zeros(1, tokenizer.vocab_size)
+
+    def __len__(self) -> int:
+        """How many tries there are."""
+        return len(self._sizes)
+
+    def add(self, phrases: Sequence[str]) -> int:
+        """The root of a new trie, for `PhraseState.root`; 0 if there are no phrases. Words are normalised."""
+        cleaned = [text for text in (normalize_text(p, self._tokenizer.units) for p in phrases) if text]
+        if not cleaned:
+            return 0
+        next_node, worth = _trie(cleaned, self._tokenizer, self._bonus)
+        first = self._place(len(worth))
+        place = slice(first, first + len(worth))
+        self._next_node[place], self._worth[place] = next_node + first, worth
+        self._sizes[first] = len(worth)
+        return first + 1  # where a word may begin
+
+    def remove(self, root: int) -> None:
+        """Forget the phrases at `root`, which no row may use any longer; 0 does nothing."""
+        if root:
+            self._vacant.append((root - 1, self._sizes.pop(root - 1)))
+            if not self._sizes:
+                self._vacant, self._next_node, self._worth = [], self._next_node[:1], self._worth[:1]
+
+    def _place(self, count: int) -> int:
+        """The first of `count` nodes in a row that are free."""
+        for index, (first, size) in enumerate(self._vacant):
+            if size >= count:
+                self._vacant[index : index + 1] = [(first + count, size - count)] if size > count else []
+                return first
+        first = len(self._worth)
+        more = max(count, first)  # at least doubled, so that adding stays cheap
+        self._next_node = torch.cat([self._next_node, self._next_node.new_zeros(more, self._next_node.shape[1])])
+        self._worth = torch.cat([self._worth, self._worth.new_zeros(more, self._worth.shape[1])])
+        if more > count:
+            self._vacant.append((first + count, more - count))
+        return first
 
     def init_state(self, batch_size: int, device: torch.device) -> PhraseState:
+        """Rows without phrases."""
+        nothing = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        return PhraseState(nothing, nothing.clone())
+
+    def at(self, roots: Tensor) -> PhraseState:
+        """Rows at the beginning of the phrases of `roots` [B] int64."""
+        return PhraseState(roots.clone(), roots.clone())
+
+    def restart(self, state: PhraseState) -> PhraseState:
         """Where a word may begin."""
-        return PhraseState(torch.ones(batch_size, dtype=torch.int64, device=device))
+        return self.at(state.root)
 
     def scores(self, state: PhraseState) -> Tensor:
         """Bonuses and what is paid back."""
-        return self.worth.to(state.node.device)[state.node]
+        return self._worth[state.node.cpu()].to(state.node.device)
 
     def advance(self, state: PhraseState, token: Tensor) -> PhraseState:
         """Follow one symbol."""
-        return PhraseState(self.next_node.to(state.node.device)[state.node, token])
+        return PhraseState(self._next_node[state.node.cpu(), token.cpu()].to(token.device), state.root)
+
+
+def _trie(phrases: Sequence[str], tokenizer: Tokenizer, bonus: float) -> tuple[Tensor, Tensor]:
+    """`next_node` [N, V] int64 and `worth` [N, V] of a trie; node 0 is inside another word, 1 before a word."""
+    space, vocab = tokenizer.encode(" ")[0], tokenizer.vocab_size
+    children: list[dict[int, int]] = [{}, {}]
+    complete: set[int] = set()
+    for phrase in phrases:
+        node = 1
+        for token in [*tokenizer.encode(phrase), space]:
+            node = children[node].setdefault(token, len(children))
+            if node == len(children):
+                children.append({})
+        complete.add(node)
+    next_node = torch.zeros(len(children), vocab, dtype=torch.int64)
+    worth = torch.zeros(len(children), vocab)
+    earned = [0.0] * len(children)  # since the last complete phrase on the way to a node; parents come before children
+    for node, below in enumerate(children):
+        # The space that ends a phrase is also where the next word, and another phrase, may begin.
+        onwards = children[1] | below if node in complete else below
+        next_node[node, space] = 1
+        worth[node] = -earned[node]
+        for token, into in onwards.items():
+            next_node[node, token], worth[node, token] = into, bonus
+        for into in below.values():
+            earned[into] = 0.0 if into in complete else earned[node] + bonus
+    return next_node, worth

@@ -7,6 +7,7 @@ Knows nothing of samples or text.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from mocha_model.config import DecoderConfig
 from mocha_model.decoder import Decoder
 from mocha_model.encoder import RecurrentState
+from mocha_model.scorers import Fusion
 from mocha_model.streaming import gather_rows, scatter_rows, take_ends
 from mocha_model.tokenizer import Tokenizer
 
@@ -34,6 +36,7 @@ class SearchState:
         repeats: [B] int64, symbols emitted at that frame.
         last_voiced: [B] int64, newest frame where the CTC head hears a character, -1 before any.
         open: [B] bool, whether the segment has a character.
+        scorers: states of what is fused, if anything.
 
     """
 
@@ -47,16 +50,21 @@ class SearchState:
     repeats: Tensor
     last_voiced: Tensor
     open: Tensor
+    scorers: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """One event of a row: a symbol chosen at `frame` with probability `p` and chunk weights, or the segment's end."""
+    """One event of a row: a symbol chosen at `frame`, or the segment's end.
+
+    `p` is the selection probability of the frame, `q` the probability of the symbol there, `weights` are the chunk's.
+    """
 
     row: int
     token: int
     frame: int
     p: float
+    q: float
     weights: tuple[float, ...]
     certain: int  # frame whose audio made it certain; `frame` itself in greedy search
 
@@ -66,17 +74,18 @@ class OfflineModelError(ValueError):
 
 
 class GreedySearch:
-    """The online process over a `Decoder`."""
+    """The online process over a `Decoder`; `fusion` adds to the scores of each next symbol."""
 
-    def __init__(self, decoder: Decoder, config: DecoderConfig, space_id: int) -> None:
+    def __init__(self, decoder: Decoder, config: DecoderConfig, space_id: int, fusion: Fusion | None = None) -> None:
         if not decoder.attention.is_online:
             raise OfflineModelError("softmax attention is offline: it cannot be streamed (decode it softly)")
         self.decoder, self.attention, self.space_id = decoder, decoder.attention, space_id
         self.config, self.energies = config, decoder.attention.energies
         self.width = decoder.attention.chunk_width
+        self.fusion = fusion or Fusion(())
 
-    def init_state(self, batch_size: int) -> SearchState:
-        """Streams that have heard nothing."""
+    def init_state(self, batch_size: int, scorers: tuple[Any, ...] | None = None) -> SearchState:
+        """Streams that have heard nothing; `scorers` is the state of the fusion, fresh if not given."""
         like = self.decoder.output.weight
         count = torch.zeros(batch_size, dtype=torch.int64, device=like.device)
         return SearchState(
@@ -90,6 +99,7 @@ class GreedySearch:
             repeats=count.clone(),
             last_voiced=count - 1,
             open=count > 0,
+            scorers=self.fusion.init_state(batch_size, like.device) if scorers is None else scorers,
         )
 
     def step(
@@ -140,31 +150,39 @@ class GreedySearch:
             last_voiced=torch.where(num_valid > 0, last_voiced[:, -1], state.last_voiced),
         )
 
+    def choose(self, hidden: Tensor, context: Tensor, scorers: tuple[Any, ...]) -> tuple[Tensor, Tensor, Any]:
+        """The best symbol of each row [R] int64, its probability by the decoder alone [R], and the scorers after it."""
+        scores = self.decoder.symbol_scores(hidden, context)
+        token = (scores + self.fusion.scores(scorers)).argmax(dim=1)
+        q = scores.gather(1, token[:, None])[:, 0].exp()
+        return token, q, self.fusion.advance(scorers, token)
+
     def flush(self, rows: Tensor, state: SearchState) -> tuple[list[Symbol], SearchState]:
         """End the audio of `rows` [B] bool: the zero context until end-of-sequence, then a fresh state."""
         symbols: list[Symbol] = []
         active = (rows & state.open).nonzero()[:, 0]
         part = gather_rows(state, active)
         context = part.values.new_zeros(len(active), self.energies.memory_size)
-        decoder, token = part.decoder, part.token
+        decoder, token, scorers = part.decoder, part.token, part.scorers
         going = [True] * len(active)
         names, last = active.tolist(), (part.num_frames - 1).tolist()
         nothing = (0.0,) * self.width
         for _ in range(self.config.max_emissions_at_end if len(active) else 0):
             decoder = self.decoder.step(token, context, decoder)
-            previous, token = token.tolist(), self.decoder.best_symbol(decoder.hidden, context)
-            for k, chosen in enumerate(token.tolist()):
+            previous = token.tolist()
+            token, q, scorers = self.choose(decoder.hidden, context, scorers)
+            for k, (chosen, likely) in enumerate(zip(token.tolist(), q.tolist(), strict=True)):
                 going[k] = going[k] and chosen != Tokenizer.eos_id
                 if going[k] and not chosen == previous[k] == self.space_id:
-                    symbols.append(Symbol(names[k], chosen, last[k], 0.0, nothing, last[k]))
+                    symbols.append(Symbol(names[k], chosen, last[k], 0.0, likely, nothing, last[k]))
             if not any(going):
                 break
-        symbols += [
-            Symbol(row, Tokenizer.eos_id, frame, 0.0, nothing, frame) for row, frame in zip(names, last, strict=True)
-        ]
+        for row, at in zip(names, last, strict=True):
+            symbols.append(Symbol(row, Tokenizer.eos_id, at, 0.0, 1.0, nothing, at))
         index = rows.nonzero()[:, 0]
         new = gather_rows(state, torch.arange(len(rows), device=rows.device))
-        scatter_rows(new, index, self.init_state(len(index)))
+        scorers = self.fusion.restart(gather_rows(state.scorers, index))
+        scatter_rows(new, index, self.init_state(len(index), scorers))
         return symbols, new
 
 
@@ -214,7 +232,7 @@ class _Turn:
         frames = self.offset[rows] + first
         pointer[rows] = first
         for row, frame in zip(rows.tolist(), frames.tolist(), strict=True):
-            symbols.append(Symbol(row, Tokenizer.eos_id, frame, 0.0, (0.0,) * self.search.width, frame))
+            symbols.append(Symbol(row, Tokenizer.eos_id, frame, 0.0, 1.0, (0.0,) * self.search.width, frame))
         self._renew(rows, frames)
 
     def _emit(
@@ -238,7 +256,7 @@ class _Turn:
             u = search.energies.pairs(1, state.decoder.hidden[:, None], keys, self.vectors)
         context, weights = search.attention.attend_chunk(u, values, valid)
         decoder = search.decoder.step(state.token, context, state.decoder)
-        token = search.decoder.best_symbol(decoder.hidden, context)
+        token, q, scorers = search.choose(decoder.hidden, context, state.scorers)
         ended = token == Tokenizer.eos_id
         shown = ~ended & ~((token == search.space_id) & ((state.token == search.space_id) | ~state.open))
         repeats = torch.where(frames == state.last_emission, state.repeats, 0) + 1
@@ -246,13 +264,13 @@ class _Turn:
         pointer[rows] = first + move_on.long()  # inclusive: the next symbol may choose the same frame
         into = self.state
         scatter_rows(into.decoder, rows, decoder)
+        scatter_rows(into.scorers, rows, scorers)
         into.token[rows], into.last_emission[rows], into.repeats[rows] = token, frames, repeats
         into.open[rows] = state.open | shown
         tell = shown | (ended & state.open)
-        found = zip(
-            rows.tolist(), token.tolist(), frames.tolist(), p.tolist(), weights.tolist(), tell.tolist(), strict=True
-        )
-        symbols += [Symbol(r, t, f, q, tuple(w), f) for r, t, f, q, w, told in found if told]
+        columns = (rows, token, frames, p, q, weights, tell)
+        found = zip(*(column.tolist() for column in columns), strict=True)
+        symbols += [Symbol(r, t, f, p, q, tuple(w), f) for r, t, f, p, q, w, told in found if told]
         if ended.any():
             self._renew(rows[ended], frames[ended] + 1)
 
@@ -260,11 +278,12 @@ class _Turn:
         """A fresh decoder for the segment that begins at `frames`; the stream's own clock and memory go on."""
         self.state.start[rows] = frames
         scatter_rows(self.state.decoder, rows, self.search.decoder.init_state(len(rows)))
+        scatter_rows(self.state.scorers, rows, self.search.fusion.restart(gather_rows(self.state.scorers, rows)))
         self.state.token[rows] = Tokenizer.sos_id
         self.state.open[rows] = False
 
 
 def _rows(state: SearchState, index: Tensor) -> SearchState:
     """Copies of the rows `index` of everything that a turn changes; the rest as it is."""
-    names = ("decoder", "token", "start", "last_emission", "repeats", "open")
+    names = ("decoder", "token", "start", "last_emission", "repeats", "open", "scorers")
     return replace(state, **{name: gather_rows(getattr(state, name), index) for name in names})

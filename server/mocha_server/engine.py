@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,7 +46,7 @@ Item = list[Emission] | EngineError | None  # what a stream's reader gets: emiss
 def model_info(recognizer: Recognizer) -> ModelInfo:
     """What the outside needs to know of `recognizer`."""
     r = recognizer
-    return ModelInfo(r.name, r.sample_rate, r.frame_samples, r.latency_samples, r.chunk_width)
+    return ModelInfo(r.name, r.sample_rate, r.frame_samples, r.latency_samples, r.chunk_width, r.calibration)
 
 
 @dataclass(eq=False)
@@ -58,6 +58,8 @@ class Stream:
     place: Candidate
     loop: asyncio.AbstractEventLoop
     blocks: deque[Samples] = field(default_factory=deque)
+    phrases: int = 0  # root of what this stream favours, in the recogniser's book
+    old_phrases: list[int] = field(default_factory=list)  # roots it may use until it begins anew
     began: float = 0.0  # when its first audio came; moved on by what the client paused
     num_taken: int = 0  # samples the model has had
     restarting: bool = False  # after the flush that is due, the row begins anew instead of being given back
@@ -77,6 +79,10 @@ class Stream:
             if self.closed:
                 return
             self.engine.add(self, samples[start : start + step])
+
+    def favour(self, phrases: Sequence[str]) -> None:
+        """Favour these phrases, and no others, from the next beginning: the first audio, or what follows a flush."""
+        self.engine.favour(self, phrases)
 
     def finish(self) -> None:
         """No more audio: flush, then the iteration ends."""
@@ -159,6 +165,7 @@ class Engine:
         self._free = list(range(capacity))[::-1]
         self._streams: dict[int, Stream] = {}
         self._ready: dict[int, Candidate] = {}  # streams with something to do
+        self._forgotten: list[int] = []  # roots of phrases that no stream uses after the step at hand
         self._lock = threading.Condition()
         self._stopping, self._idle, self._warm = False, False, threading.Event()
         self.lag_s = 0.0  # by which live audio was late in the steps of late; decays
@@ -222,6 +229,14 @@ class Engine:
         with self._lock:
             return self._scheduler.is_ready(stream.place)
 
+    def favour(self, stream: Stream, phrases: Sequence[str]) -> None:
+        """See `Stream.favour`."""
+        book = self._recognizer.phrases
+        with self._lock:
+            if book is not None and not stream.closed:
+                stream.old_phrases.append(stream.phrases)
+                stream.phrases = book.add(phrases)
+
     def release(self, stream: Stream) -> None:
         """See `Stream.close`; twice is the same as once."""
         with self._lock:
@@ -230,6 +245,7 @@ class Engine:
                 stream._room.set()
                 stream.blocks.clear()
                 self._ready.pop(stream.row, None)
+                self._forgotten += [stream.phrases, *stream.old_phrases]
                 del self._streams[stream.row]
                 self._free.append(stream.row)
                 self.metrics.set_streams(len(self._streams))
@@ -281,6 +297,7 @@ class Engine:
     def _wait(self) -> list[tuple[Stream, Work, Samples]] | None:
         """The next batch with its audio, as soon as there is one; None to stop."""
         with self._lock:
+            self._forget_phrases()
             while not self._stopping:
                 if not self._ready:
                     self.lag_s, self._idle = 0.0, True
@@ -293,6 +310,13 @@ class Engine:
                     self._measure_lag([stream for stream, _ in batch])
                     return [(stream, work, self._take(stream, work)) for stream, work in batch]
             return None
+
+    def _forget_phrases(self) -> None:
+        """Between two steps, when no row uses them; the lock is held."""
+        forgotten, self._forgotten = self._forgotten, []
+        for root in forgotten:
+            if self._recognizer.phrases is not None:
+                self._recognizer.phrases.remove(root)
 
     def _measure_lag(self, streams: list[Stream]) -> None:
         """How late the audio is that is taken now."""
@@ -308,6 +332,9 @@ class Engine:
         stream.steps_begun += 1
         stream.num_taken += work.num_samples
         self._set_due(stream)
+        if work.fresh:
+            self._forgotten += stream.old_phrases
+            stream.old_phrases.clear()
         if work.flush:
             del self._ready[place.key]
         else:
@@ -324,7 +351,8 @@ class Engine:
         samples = torch.from_numpy(_stack([part for _, _, part in taken])).to(device)
         fresh = torch.tensor([work.fresh for work in works], device=device)
         if fresh.any():
-            scatter_rows(self._pool, rows[fresh], self._recognizer.init_state(int(fresh.sum())))
+            roots = torch.tensor([stream.phrases for stream, work, _ in taken if work.fresh], device=device)
+            scatter_rows(self._pool, rows[fresh], self._recognizer.init_state(len(roots), roots))
         emissions, state = self._recognizer.step(samples, num_samples, gather_rows(self._pool, rows))
         if works[0].flush:  # then all of them
             rest, state = self._recognizer.flush(state, torch.ones(len(works), dtype=torch.bool, device=device))

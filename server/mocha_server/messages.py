@@ -38,6 +38,10 @@ class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+MAX_PHRASES, MAX_PHRASE_CHARACTERS = 200, 60
+Phrases = Annotated[tuple[Annotated[str, Field(max_length=MAX_PHRASE_CHARACTERS)], ...], Field(max_length=MAX_PHRASES)]
+
+
 class Start(_Message):
     """The first message of a stream: what its audio is like."""
 
@@ -45,6 +49,7 @@ class Start(_Message):
     sample_rate: int = Field(16_000, ge=8_000, le=48_000, description="Hz")
     encoding: Encoding = Encoding.PCM_S16LE
     channels: int = Field(1, ge=1, le=8, description="interleaved; they are averaged")
+    phrases: Phrases = Field((), description="words and phrases to expect, such as names")
 
 
 class Finish(_Message):
@@ -75,6 +80,7 @@ class Character(_Message):
     frame: int = Field(description="encoder frame it was emitted at, from the start of the stream")
     time: float = Field(description="seconds from the start of the stream at which that frame's audio was complete")
     p: float = Field(description="selection probability; 0 where the end of the audio forced it")
+    q: float = Field(description="probability of the character once the frame was selected")
     chunk: list[float] = Field(description="attention over the frames up to and including `frame`")
 
 

@@ -25,11 +25,15 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Received:
-    """What a piece of input leads to: messages to send, samples [N] for the model, whether audio has ended."""
+    """What a piece of input leads to: messages to send, samples [N] for the model, whether audio has ended.
+
+    `phrases` are what the stream is to favour, from a start message.
+    """
 
     messages: tuple[OutMessage, ...] = ()
     samples: Samples = field(default_factory=lambda: np.zeros(0, np.float32))
     finished: bool = False
+    phrases: tuple[str, ...] = ()
 
 
 class Session:
@@ -92,7 +96,7 @@ class Session:
             rate = self._info.sample_rate
             self._decoder = RawDecoder(message.encoding, message.sample_rate, message.channels, rate)
             self.state = State.STREAMING
-            return Received((self._ready(),))
+            return Received((self._ready(),), phrases=message.phrases)
         if self.state is not State.STREAMING or self._decoder is None:
             return self._fail(ErrorCode.START_EXPECTED, "finish before start")
         self.state = State.FINISHING

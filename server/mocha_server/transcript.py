@@ -6,6 +6,7 @@ Every protocol and the command line assemble text here, so that they cannot diff
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from mocha_model.confidence import Calibration
 from mocha_model.emissions import Emission, SpokenWord, WordAssembler
 from mocha_server.messages import Character, Segment, Text, Word
 
@@ -19,6 +20,7 @@ class ModelInfo:
     frame_samples: int
     latency_samples: int
     chunk_width: int
+    calibration: Calibration | None = None
 
     @property
     def frame_s(self) -> float:
@@ -36,7 +38,7 @@ class Transcript:
     def __init__(self, info: ModelInfo, offset_samples: int = 0) -> None:
         """Times are those of the recogniser plus `offset_samples` at the model's rate."""
         self._offset_s = offset_samples / info.sample_rate
-        self._info, self._assembler = info, WordAssembler(info.frame_s)
+        self._info, self._assembler = info, WordAssembler(info.frame_s, info.calibration)
         self._text, self._words = "", list[Word]()
         self._needs_space = False
         self.num_segments = 0
@@ -65,7 +67,8 @@ class Transcript:
         delta = f" {joined}" if self._needs_space else joined
         self._needs_space = False
         characters = [
-            Character(text=e.text, frame=e.frame, time=self._time_s(e), p=e.p, chunk=list(e.chunk)) for e in emissions
+            Character(text=e.text, frame=e.frame, time=self._time_s(e), p=e.p, q=e.q, chunk=list(e.chunk))
+            for e in emissions
         ]
         return [Text(segment=self.num_segments, delta=delta, characters=characters)]
 
@@ -88,4 +91,4 @@ class Transcript:
 
 def _wire_word(word: SpokenWord, offset_s: float) -> Word:
     start, end = round(word.start_s + offset_s, 3), round(word.end_s + offset_s, 3)
-    return Word(word=word.word, start=start, end=end, confidence=round(word.p, 4))
+    return Word(word=word.word, start=start, end=end, confidence=round(word.confidence, 4))

@@ -12,9 +12,9 @@ from torch.nn.functional import logsigmoid
 
 from mocha_model.beam import BeamConfig, BeamSearch
 from mocha_model.config import DecoderConfig
-from mocha_model.emissions import Emission
+from mocha_model.emissions import Emission, text_of
 from mocha_model.recognizer import Recognizer
-from mocha_model.scorers import CharacterLanguageModel, Fusion, LanguageModelError, PhraseBooster
+from mocha_model.scorers import CharacterLanguageModel, Fusion, LanguageModelError, PhraseBook
 from mocha_model.streaming import state_bytes
 from mocha_model.tokenizer import Tokenizer
 
@@ -108,6 +108,9 @@ class Only:
     def advance(self, state: Tensor, token: Tensor) -> Tensor:
         return state
 
+    def restart(self, state: Tensor) -> Tensor:
+        return state
+
 
 @pytest.mark.parametrize("weight", [0.0, 1.0])
 @torch.inference_mode()
@@ -159,19 +162,66 @@ def test_language_model_scores_are_its_probabilities(tmp_path: Path):
 
 def test_phrases_earn_their_bonus_only_when_complete():
     tokenizer = Tokenizer.from_texts(["abcdefghijklmnopqrstuvwxyz "])
-    booster = PhraseBooster(["new york", "new", "bat"], tokenizer, bonus=1.0)
+    book = PhraseBook(tokenizer, bonus=1.0)
+    root = book.add(["New York!", "new", "bat"])
 
     def total(text: str) -> float:
-        state, worth = booster.init_state(1, torch.device("cpu")), 0.0
-        for token in tokenizer.encode(text):
-            worth += float(booster.scores(state)[0, token])
-            state = booster.advance(state, torch.tensor([token]))
-        return worth
+        return worth_of(book, root, tokenizer.encode(text))
 
     assert total("bat ") == 4 and total("a bat ") == 4
     assert total("bad ") == 0 and total("bath ") == 0 and total("abat ") == 0
     assert total("new ") == 4 and total("new bat ") == 8
-    assert total("new york ") > total("new yolk ") == 4
+    assert total("new york ") == 9 and total("new yolk ") == 4 and total("new yo") == 6
+
+
+def worth_of(book: PhraseBook, root: int, tokens: list[int]) -> float:
+    state, worth = book.at(torch.tensor([root])), 0.0
+    for token in tokens:
+        worth += float(book.scores(state)[0, token])
+        state = book.advance(state, torch.tensor([token]))
+    return worth
+
+
+def test_each_row_has_its_own_phrases():
+    tokenizer = Tokenizer.from_texts(["abcdefghijklmnopqrstuvwxyz "])
+    book, rng = PhraseBook(tokenizer), random.Random(0)
+    lists: dict[int, list[str]] = {}
+    for turn in range(200):
+        if turn % 3 == 2:
+            gone = rng.choice(list(lists))
+            book.remove(gone)
+            del lists[gone]
+        phrases = ["".join(rng.choices("abcd", k=rng.randint(1, 6))) for _ in range(rng.randint(1, 5))]
+        root = book.add(phrases)
+        assert root not in lists
+        lists[root] = phrases
+    for root, phrases in lists.items():  # each is worth what it would be alone
+        alone = PhraseBook(tokenizer)
+        for _ in range(5):
+            tokens = tokenizer.encode(" ".join([rng.choice(phrases), *rng.choices("abcd", k=3)]) + " ")
+            assert worth_of(book, root, tokens) == worth_of(alone, alone.add(phrases), tokens)
+            alone = PhraseBook(tokenizer)
+    assert book.add([]) == book.add(["?!"]) == 0 and worth_of(book, 0, tokenizer.encode("abcd ")) == 0
+    for root in lists:
+        book.remove(root)
+    assert len(book) == 0
+
+
+def test_greedy_search_follows_the_phrases_of_each_row(lively: Recognizer):
+    samples = sound(60_000)
+    plain = Recognizer(lively.model, lively.tokenizer)
+    heard = [text_of(plain.transcribe(samples))] * 2
+    phrases = ["qzqz", "jj"]
+    recognizer = Recognizer(lively.model, lively.tokenizer, phrases=PhraseBook(lively.tokenizer, bonus=100.0))
+    roots = torch.tensor([0, recognizer.phrases.add(phrases)])
+    state = recognizer.init_state(2, roots)
+    both = torch.stack([samples, samples])
+    for _ in range(2):  # the phrases stay when a stream begins anew
+        found, state = recognizer.step(both, torch.tensor([len(samples)] * 2), state)
+        rest, state = recognizer.flush(state, torch.tensor([True, True]))
+        texts = [text_of(a + b) for a, b in zip(found, rest, strict=True)]
+        assert texts[0] == heard[0] and texts[1] != heard[1]
+        assert set(texts[1].split()) & set(phrases)
 
 
 def test_fusion_steers_the_search(lively: Recognizer):

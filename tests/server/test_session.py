@@ -28,10 +28,10 @@ def fatal(session: Session, data: str | bytes) -> Error:
 
 
 def spell(text: str, frame: int = 0) -> list[Emission]:
-    return [Emission(c, frame + k, 0.75, False, (0.1, 0.2, 0.3, 0.4)) for k, c in enumerate(text)]
+    return [Emission(c, frame + k, 0.75, 0.5, False, (0.1, 0.2, 0.3, 0.4)) for k, c in enumerate(text)]
 
 
-END = Emission("", 99, 0.0, True, (0.0,) * 4)
+END = Emission("", 99, 0.0, 1.0, True, (0.0,) * 4)
 
 
 def test_ready_tells_the_models_sizes():

@@ -1,12 +1,20 @@
 """Confidence: evidence against its definition, the fit against known probabilities, the figures on known words."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
 
+from mocha_model.checkpoint import calibrate_checkpoint, load_checkpoint, save_checkpoint
 from mocha_model.confidence import LEAST, Calibration, evidence
-from mocha_training.calibrate import HeardWord, draw, fit, judge, reliability
+from mocha_model.emissions import WordAssembler, text_of
+from mocha_model.recognizer import Recognizer
+from mocha_training.calibrate import HeardWord, draw, fit, heard_words, held_out, judge, reliability
+from mocha_training.data import Corpus, Utterance
+from mocha_training.evaluate import transcribe_corpus
 
 
 def drawn(number: int, bias: float, slope: float) -> list[HeardWord]:
@@ -42,9 +50,36 @@ def test_the_fit_is_finite_where_evidence_says_everything_or_nothing():
 
 def test_reliability():
     words = drawn(20_000, 1.0, 2.0)
-    good, bad = (reliability(words, c) for c in (fit(words), Calibration(bias=3.0, slope=2.0)))
+    good, bad = (
+        reliability([(c(w.evidence), w.right) for w in words]) for c in (fit(words), Calibration(bias=3.0, slope=2.0))
+    )
     assert good.error < 0.02 < 0.1 < bad.error  # two nats too sure
     assert good.separation == pytest.approx(bad.separation) and good.separation > 0.7  # the order is the same
-    alike = reliability([HeardWord(-1.0, k % 2 == 0) for k in range(100)], Calibration(bias=0, slope=1))
+    assert held_out([words[n : n + 5] for n in range(0, len(words), 5)]).error < 0.03
+    alike = reliability([(0.3, k % 2 == 0) for k in range(100)])
     assert alike.separation == 0.5
     assert draw(good, len(words)).axes[0].lines[1].get_ydata() == pytest.approx(good.accuracy)
+
+
+def test_a_checkpoint_is_calibrated_from_recordings(lively: Recognizer, clip: NDArray[np.int16], tmp_path: Path):
+    path = tmp_path / "a.safetensors"
+    save_checkpoint(path, lively.model.half(), lively.tokenizer, {"name": "x"})
+    lively.model.float()
+    before, size = load_checkpoint(path), path.stat().st_size
+    texts = [text_of(lively.transcribe(torch.from_numpy(clip[k * 9_000 :].astype(np.float32) / 32768))) for k in (0, 1)]
+    rows = tuple(
+        Utterance(str(k), text, "", "made", 0, len(clip) - k * 9_000, k) for k, text in enumerate([texts[0], "no no"])
+    )
+    corpus = Corpus(rows, (clip, clip[9_000:]))
+    results, _ = transcribe_corpus(before.model, before.tokenizer, corpus)
+    words = heard_words(results)
+    assert [len(w) for w in words] == [len(r.hypothesis.split()) for r in results]
+    fitted = fit([w for some in words for w in some])
+    calibrate_checkpoint(path, fitted)
+    after = Recognizer.load(path)
+    assert after.calibration == fitted and abs(path.stat().st_size - size) < 200
+    assert torch.equal(after.model.ctc.weight, before.model.ctc.weight)
+    assembler = WordAssembler(0.04, after.calibration)
+    spoken = [w for e in after.transcribe(torch.from_numpy(corpus.audio(0))) for w in assembler.push(e)]
+    by_key = {r.key: r for r in results}
+    assert [w.confidence for w in spoken] == pytest.approx([fitted(e) for e in by_key["0"].evidence], rel=1e-3)

@@ -325,7 +325,7 @@ def test_error_rates_without_references_are_unknown_not_zero():
 def test_latency_counts_only_matching_symbols():
     from mocha_model.emissions import Emission
 
-    emissions = [Emission(c, f, 0.9, False, ()) for c, f in (("a", 5), ("x", 6), ("c", 12))]
+    emissions = [Emission(c, f, 0.9, 0.9, False, ()) for c, f in (("a", 5), ("x", 6), ("c", 12))]
     assert symbol_latencies(emissions, ["a", "b", "c"], [3, 5, 9], 40.0) == (80.0, 120.0)
 
 

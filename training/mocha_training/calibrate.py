@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from mocha_model.confidence import Calibration
+from mocha_training.evaluate import Result
 
 Numbers = NDArray[np.float64]
 BINS = 10
@@ -33,6 +34,14 @@ def judge(reference: str, hypothesis: str) -> list[bool]:
     return right
 
 
+def heard_words(results: Sequence[Result]) -> list[list[HeardWord]]:
+    """The words of each utterance that was decoded online."""
+    return [
+        [HeardWord(e, right) for e, right in zip(r.evidence, judge(r.reference, r.hypothesis), strict=True)]
+        for r in results
+    ]
+
+
 def fit(words: Sequence[HeardWord]) -> Calibration:
     """Maximum likelihood by Newton's method, with Platt's (1999) targets, which keep it finite; raises ValueError.
 
@@ -55,6 +64,13 @@ def fit(words: Sequence[HeardWord]) -> Calibration:
     return Calibration(bias=float(weights[0]), slope=float(weights[1]))
 
 
+def held_out(utterances: Sequence[Sequence[HeardWord]]) -> "Reliability":
+    """How a calibration does on utterances that it was not fitted on: each half by the other's."""
+    halves = [[word for words in utterances[start::2] for word in words] for start in (0, 1)]
+    judged = [(fit(other), words) for words, other in (halves, halves[::-1])]
+    return reliability([(c(w.evidence), w.right) for c, words in judged for w in words])
+
+
 @dataclass(frozen=True)
 class Reliability:
     """Words sorted by confidence and cut into bins of equal count.
@@ -72,10 +88,10 @@ class Reliability:
     separation: float
 
 
-def reliability(words: Sequence[HeardWord], calibration: Calibration) -> Reliability:
-    """How `calibration` does on `words`."""
-    confidence = np.array([calibration(w.evidence) for w in words])
-    right = np.array([w.right for w in words], float)
+def reliability(words: Sequence[tuple[float, bool]]) -> Reliability:
+    """How confidences do, each with whether the word was right."""
+    confidence = np.array([c for c, _ in words])
+    right = np.array([r for _, r in words], float)
     order = np.argsort(confidence, kind="stable")
     bins = [b for b in np.array_split(order, BINS) if len(b)]
     mean, share = (np.array([values[b].mean() for b in bins]) for values in (confidence, right))

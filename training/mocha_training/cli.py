@@ -16,16 +16,17 @@ from rich.table import Table
 
 from mocha_model import config as model_config
 from mocha_model.beam import BeamConfig
-from mocha_model.checkpoint import CheckpointError, load_checkpoint
+from mocha_model.checkpoint import CheckpointError, calibrate_checkpoint, load_checkpoint
 from mocha_model.model import SpeechModel
 from mocha_model.scorers import CharacterLanguageModel, Fusion, LanguageModelError
 from mocha_model.search import OfflineModelError
 from mocha_model.tokenizer import Tokenizer, Units, normalize_text
+from mocha_training import calibrate as confidence
 from mocha_training import corpora, language, phones, pictures, recipes, synthesis
 from mocha_training.augment import Augmenter
 from mocha_training.config import Preset
 from mocha_training.data import Corpus, CorpusError, decode_audio, find_manifest, load_corpus, trainable
-from mocha_training.evaluate import Beam, Decoding, evaluate_corpus
+from mocha_training.evaluate import Beam, Decoding, evaluate_corpus, transcribe_corpus
 from mocha_training.trainer import Trainer
 from mocha_training.weights import draw_weights
 
@@ -201,6 +202,36 @@ def evaluate(
         table.add_row(name, str(row["utterances"]), *rates, late)
     Console().print(table)
     Console().print(f"real-time factor {report['rtf']:.4f}, tokens per reference {report['tokens_per_reference']:.3f}")
+
+
+def calibrate(
+    manifest: Annotated[Path, typer.Option(help="recordings with transcripts that the model was not trained on")],
+    model: Annotated[Path, typer.Option(help="checkpoint; the calibration is written into it")],
+    picture: Annotated[Path | None, typer.Option(help="reliability curve to write: .png or .svg")] = None,
+) -> None:
+    """Fit the confidence of words to how often they are right."""
+    try:
+        checkpoint = load_checkpoint(model)
+        corpus = load_corpus(manifest, units=checkpoint.tokenizer.units)
+        if picture is not None and picture.suffix not in (".png", ".svg"):
+            raise _fail(f"{picture}: a picture is .png or .svg")
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task("listening", total=len(corpus.utterances))
+            results, _ = transcribe_corpus(
+                checkpoint.model, checkpoint.tokenizer, corpus, progress=lambda done: bar.advance(task, done)
+            )
+        utterances = confidence.heard_words([r for r in results if r.reference])
+        words = [word for heard in utterances for word in heard]
+        fitted, found = confidence.fit(words), confidence.held_out(utterances)
+    except (CorpusError, ValueError) as error:
+        raise _fail(error) from error
+    calibrate_checkpoint(model, fitted)
+    if picture is not None:
+        confidence.draw(found, len(words)).savefig(picture, dpi=100)
+    console.print(
+        f"{len(words)} words; held out: expected calibration error {found.error:.3f}, "
+        f"a right word above a wrong one {100 * found.separation:.0f} % of the time"
+    )
 
 
 def synthesize(

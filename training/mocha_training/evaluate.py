@@ -1,5 +1,6 @@
 """Measures a recogniser on a corpus: WER, CER, CTC branch, emission latency, token counts, speed. No training."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from mocha_model.beam import BeamConfig
 from mocha_model.config import SAMPLE_RATE
-from mocha_model.emissions import Emission, text_of
+from mocha_model.emissions import Emission, WordAssembler, text_of
 from mocha_model.model import SpeechModel
 from mocha_model.offline import decode_softly
 from mocha_model.recognizer import Recognizer
@@ -36,7 +37,10 @@ class Beam:
 
 @dataclass(frozen=True)
 class Result:
-    """One utterance: reference, what each branch read, and by how much each matched symbol came late (ms)."""
+    """One utterance: reference, what each branch read, and by how much each matched symbol came late (ms).
+
+    `evidence` is that of each word of the hypothesis (see `mocha_model.confidence`); of none where decoding is soft.
+    """
 
     key: str
     corpus: str
@@ -44,6 +48,7 @@ class Result:
     hypothesis: str
     ctc: str
     latencies_ms: tuple[float, ...]
+    evidence: tuple[float, ...] = ()
 
 
 def collapse(ids: Tensor, tokenizer: Tokenizer) -> str:
@@ -125,7 +130,10 @@ def transcribe_corpus(
             ctc_text = collapse(log_probs[row, : int(num_frames[row])].argmax(1), tokenizer)
             symbols = split_text(u.text, tokenizer.units)
             late = symbol_latencies(read.emissions[row], symbols, ends[row].tolist(), frame_ms)
-            results.append(Result(u.key, u.corpus, u.text, read.texts[row], ctc_text, late))
+            assembler = WordAssembler(frame_ms / 1000)
+            words = [word for emission in read.emissions[row] for word in assembler.push(emission)]
+            sure = tuple(math.log(word.confidence) for word in words)
+            results.append(Result(u.key, u.corpus, u.text, read.texts[row], ctc_text, late, sure))
         progress(len(chosen))
     return results, spent
 

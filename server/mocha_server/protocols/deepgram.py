@@ -12,6 +12,7 @@ import orjson
 from fastapi import APIRouter, WebSocket
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from mocha_model.confidence import word_confidence
 from mocha_server.engine import Engine, EngineError
 from mocha_server.messages import Character, End, Error, ErrorCode, Segment, Start, Text, Word
 from mocha_server.protocols.deepgram_options import LiveOptions, OptionError, live_options, refusal
@@ -157,9 +158,9 @@ def spoken(characters: list[Character], info: ModelInfo) -> list[Word]:
         if held and (character is None or character.text.endswith(" ")):
             start = held[0].time - info.latency_samples / info.sample_rate
             end = held[-1].time - info.latency_samples / info.sample_rate + info.frame_s
-            p = sum(c.p for c in held) / len(held)
+            confidence = word_confidence([c.p for c in held], [c.q for c in held], info.calibration)
             text = "".join(c.text for c in held).strip()
-            words.append(Word(word=text, start=round(start, 3), end=round(end, 3), confidence=round(p, 4)))
+            words.append(Word(word=text, start=round(start, 3), end=round(end, 3), confidence=round(confidence, 4)))
             held = []
     return words
 

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from mocha_server.audio import AudioError, decode_file
 from mocha_server.engine import Engine, EngineError
 from mocha_server.messages import ErrorCode, Segment, Word
-from mocha_server.protocols.deepgram_options import OptionError, RawOptions, raw_options, refusal
+from mocha_server.protocols.deepgram_options import OptionError, RawOptions, favoured, raw_options, refusal
 from mocha_server.protocols.upload import Upload, decode_raw
 
 router = APIRouter()
@@ -29,11 +29,11 @@ async def listen_file(request: Request) -> Response:
     request_id = str(uuid.uuid4())
     with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES) as file:
         try:
-            options = raw_options(request.query_params)
+            options, phrases = raw_options(request.query_params), favoured(request.query_params)
             if request.headers.get("content-type", "").startswith("application/json"):
                 raise OptionError("this server fetches no URLs: send the audio itself as the body")
             sha256 = await _spool(request, file)
-            upload = _upload(engine, file, options)
+            upload = _upload(engine, file, options, phrases)
             segments = await upload.segments()
         except OptionError as error:
             return refusal(400, "INVALID_QUERY_PARAMETER", str(error), request_id)
@@ -59,9 +59,9 @@ async def _spool(request: Request, file: IO[bytes]) -> str:
     return sha256.hexdigest()
 
 
-def _upload(engine: Engine, file: IO[bytes], options: RawOptions | None) -> Upload:
+def _upload(engine: Engine, file: IO[bytes], options: RawOptions | None, phrases: tuple[str, ...]) -> Upload:
     rate = engine.info.sample_rate
-    return Upload(engine, decode_raw(file, options.start(), rate) if options else decode_file(file, rate))
+    return Upload(engine, decode_raw(file, options.start(), rate) if options else decode_file(file, rate), phrases)
 
 
 def _metadata(request_id: str, sha256: str, seconds: float, model: str) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from typing import Any, TypeVar
 
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 from starlette.datastructures import QueryParams
 
-from mocha_server.messages import Encoding, Start
+from mocha_server.messages import Encoding, Phrases, Start
 from mocha_server.session import explain
 
 ENCODINGS = {
@@ -16,6 +16,7 @@ ENCODINGS = {
     "alaw": Encoding.ALAW,
 }
 T = TypeVar("T", bound="RawOptions")
+_phrases: TypeAdapter[tuple[str, ...]] = TypeAdapter(Phrases)
 UNSUPPORTED = ("multichannel", "diarize", "callback", "redact", "search")  # answers would be missing what was asked
 
 
@@ -24,10 +25,11 @@ class OptionError(ValueError):
 
 
 class RawOptions(BaseModel):
-    """How raw audio is written."""
+    """How raw audio is written, and what to expect in it."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
+    phrases: Phrases = ()
     encoding: Encoding
     sample_rate: int = Field(ge=8_000, le=48_000)
     channels: int = Field(1, ge=1, le=8)
@@ -41,7 +43,7 @@ class RawOptions(BaseModel):
 
     def start(self) -> Start:
         """In words of the native protocol."""
-        return Start(encoding=self.encoding, sample_rate=self.sample_rate, channels=self.channels)
+        return Start(encoding=self.encoding, sample_rate=self.sample_rate, channels=self.channels, phrases=self.phrases)
 
 
 class LiveOptions(RawOptions):
@@ -72,6 +74,15 @@ def raw_options(query: QueryParams) -> RawOptions | None:
     return _parsed(RawOptions, query) if "encoding" in query else None
 
 
+def favoured(query: QueryParams) -> tuple[str, ...]:
+    """The phrases of `keyterm` and of the older `keywords` ("word:intensity"); raises OptionError."""
+    given = query.getlist("keyterm") + [word.partition(":")[0] for word in query.getlist("keywords")]
+    try:
+        return _phrases.validate_python(given)
+    except ValidationError as error:
+        raise OptionError(f"keyterm: {explain(error)}") from None
+
+
 def check_supported(query: QueryParams) -> None:
     """Raise OptionError where an answer would lack what was asked for."""
     for name in UNSUPPORTED:
@@ -82,7 +93,7 @@ def check_supported(query: QueryParams) -> None:
 def _parsed(kind: type[T], query: QueryParams) -> T:
     check_supported(query)
     try:
-        return kind.model_validate(dict(query))
+        return kind.model_validate(dict(query) | {"phrases": favoured(query)})
     except ValidationError as error:
         raise OptionError(explain(error)) from None
 

@@ -113,6 +113,7 @@ class Live:
         self._session: Session | None = None
         self._offset_samples = 0
         self._warnings: list[Error] = []
+        self._phrases: tuple[str, ...] = ()
 
     def open(self) -> Stream:
         """Take a row if there is none yet; raises EngineError when the server is full."""
@@ -186,7 +187,10 @@ class Live:
 
     def _begin(self, start: Start) -> Session:
         self._session = Session(uuid.uuid4().hex, self.info, self._offset_samples)
-        self._session.receive(start)
+        received = self._session.receive(start)
+        if received.phrases != self._phrases:
+            self._phrases = received.phrases
+            self.open().favour(self._phrases)
         return self._session
 
     def _check(self, messages: tuple[object, ...]) -> None:

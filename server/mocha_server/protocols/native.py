@@ -90,6 +90,8 @@ async def _read(socket: WebSocket, session: Session, opened: Stream, idle: IdleT
             if isinstance(out, Error) and out.fatal:
                 return out
             await _send(socket, out)
+        if received.phrases:
+            opened.favour(received.phrases)
         await opened.write(received.samples)
         if received.finished:
             opened.finish()

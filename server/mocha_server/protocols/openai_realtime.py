@@ -52,7 +52,9 @@ class RealtimeTranslator:
     @property
     def start(self) -> Start:
         """The configured input format."""
-        return self.config.audio.input.format.start()
+        asked = self.config.audio.input
+        phrases = asked.transcription.keywords if asked.transcription else ()
+        return asked.format.start().model_copy(update={"phrases": phrases})
 
     def greeting(self) -> str:
         """The first event."""

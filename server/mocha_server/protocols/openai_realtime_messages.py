@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from mocha_server.messages import Encoding, Start
+from mocha_server.messages import Encoding, Phrases, Start
 
 G711_RATE = 8_000
 
@@ -47,11 +47,17 @@ class TurnDetection(_Lenient):
     silence_duration_ms: int = Field(500, ge=0)
 
 
+class Transcription(_Lenient):
+    """`session.audio.input.transcription`; `keywords` are favoured."""
+
+    keywords: Phrases = ()
+
+
 class Input(_Lenient):
     """`session.audio.input`."""
 
     format: Annotated[Pcm | G711, Field(discriminator="type")] = Pcm()
-    transcription: dict[str, Any] | None = None
+    transcription: Transcription | None = None
     turn_detection: TurnDetection | None = TurnDetection()
     noise_reduction: dict[str, Any] | None = None
 

@@ -9,14 +9,16 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from pydantic import TypeAdapter, ValidationError
 from starlette.background import BackgroundTask
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 
 from mocha_server.audio import AudioError, Samples, decode_file
 from mocha_server.engine import Engine, EngineError
-from mocha_server.messages import ErrorCode, Segment, Text
+from mocha_server.messages import ErrorCode, Phrases, Segment, Text
 from mocha_server.protocols.upload import Upload
+from mocha_server.session import explain
 from mocha_server.subtitles import srt, vtt
 
 router = APIRouter()
@@ -24,6 +26,7 @@ FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
 STREAMED_FORMATS = ("json", "text")
 TIMESTAMPS = "timestamp_granularities"
 GRANULARITIES = ("word", "segment")
+_phrases: TypeAdapter[tuple[str, ...]] = TypeAdapter(Phrases)
 
 
 class RequestError(ValueError):
@@ -48,6 +51,7 @@ class Wanted:
     format: str
     granularities: frozenset[str]
     stream: bool
+    phrases: tuple[str, ...]
 
 
 def wanted_by(form: FormData) -> Wanted:
@@ -69,7 +73,11 @@ def wanted_by(form: FormData) -> Wanted:
     if given and name != "verbose_json":
         message = f"`{TIMESTAMPS}` need `response_format` verbose_json"
         raise RequestError(400, "invalid_granularity", message, TIMESTAMPS)
-    return Wanted(file, name, frozenset(given or GRANULARITIES), stream)
+    try:
+        phrases = _phrases.validate_python([k for key in ("keywords", "keywords[]") for k in form.getlist(key)])
+    except ValidationError as error:
+        raise RequestError(400, "invalid_keywords", f"`keywords`: {explain(error)}", "keywords") from None
+    return Wanted(file, name, frozenset(given or GRANULARITIES), stream, phrases)
 
 
 @router.get("/v1/models")
@@ -97,6 +105,7 @@ async def models(request: Request) -> dict[str, Any]:
                                 "items": {"type": "string", "enum": list(GRANULARITIES)},
                             },
                             "stream": {"type": "boolean"},
+                            "keywords[]": {"type": "array", "items": {"type": "string"}},
                         },
                     }
                 }
@@ -114,7 +123,7 @@ async def transcriptions(request: Request) -> Response:
     streaming = False
     try:
         wanted = wanted_by(form)
-        upload = Upload(engine, decode_file(wanted.file.file, engine.info.sample_rate))
+        upload = Upload(engine, decode_file(wanted.file.file, engine.info.sample_rate), wanted.phrases)
         if not wanted.stream:
             return render(wanted, await upload.segments(), upload.seconds)
         first = await upload.open()

@@ -15,8 +15,8 @@ READ_BYTES = 1 << 16
 class Upload:
     """Blocks of samples in, text and segments out; the blocks are decoded beside the event loop as they are needed."""
 
-    def __init__(self, engine: Engine, blocks: Iterator[Samples]) -> None:
-        self._engine, self._blocks = engine, blocks
+    def __init__(self, engine: Engine, blocks: Iterator[Samples], phrases: tuple[str, ...] = ()) -> None:
+        self._engine, self._blocks, self._phrases = engine, blocks, phrases
         self._num_samples = 0
 
     @property
@@ -31,6 +31,8 @@ class Upload:
     async def messages(self, block: Samples | None) -> AsyncIterator[Text | Segment]:
         """Text and segments as they come; raises AudioError or EngineError."""
         stream = self._engine.open(live=False)
+        if self._phrases:
+            stream.favour(self._phrases)
         feeder = asyncio.create_task(self._feed(stream, block))
         transcript = Transcript(self._engine.info)
         try:

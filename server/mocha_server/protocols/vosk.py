@@ -11,7 +11,7 @@ from fastapi import APIRouter, WebSocket
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mocha_server.engine import Engine, EngineError
-from mocha_server.messages import End, Error, ErrorCode, Segment, Start, Text
+from mocha_server.messages import End, Error, ErrorCode, Phrases, Segment, Start, Text
 from mocha_server.protocols.live import (
     Gone,
     Live,
@@ -27,13 +27,14 @@ router = APIRouter()
 
 
 class Config(BaseModel):
-    """What a client may configure; `phrase_list` and `model` are accepted and change nothing."""
+    """What a client may configure; `phrase_list` is favoured, `model` is accepted and changes nothing."""
 
     model_config = ConfigDict(extra="ignore")
 
     sample_rate: float = Field(8_000, ge=8_000, le=48_000)
     words: bool = True
     max_alternatives: int = Field(0, ge=0)
+    phrase_list: Phrases = ()
 
 
 class Control(BaseModel):
@@ -57,7 +58,7 @@ class VoskTranslator:
     @property
     def start(self) -> Start:
         """16-bit mono, at the configured rate."""
-        return Start(sample_rate=round(self.config.sample_rate))
+        return Start(sample_rate=round(self.config.sample_rate), phrases=self.config.phrase_list)
 
     def said(self, message: Said) -> None:
         """Remember it for a reply."""

@@ -1,0 +1,100 @@
+"""What favoured phrases bring: how many rare words are found, how many are imagined, and what it costs.
+
+Rare words are those of at least five letters that the training transcripts have at most twice. Each dev utterance that
+has one is read with a list: its own rare words among `--others` that it does not have. Needs recorded speech. Run it as
+`python tests/benchmarks/phrases.py --data ../shared/speech` (prints a table, writes docs/phrases.json).
+"""
+
+import argparse
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jiwer
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from mocha_model.beam import BeamConfig
+from mocha_model.checkpoint import Checkpoint, load_checkpoint
+from mocha_model.emissions import text_of
+from mocha_model.recognizer import Recognizer
+from mocha_model.scorers import PhraseBook
+from mocha_training.data import Corpus, load_corpus
+
+BONUSES = (0.0, 0.25, 0.5, 0.75, 1.0)  # nats per character
+WIDTHS = (0, 4)  # hypotheses; 0 is greedy search
+MIN_LETTERS, AT_MOST_SEEN = 5, 2
+console = Console(stderr=True)
+
+
+def measure(
+    checkpoint: Checkpoint, dev: Corpus, rare: set[str], others: int, width: int, bonus: float
+) -> dict[str, float]:
+    """Rates of one way of decoding; `seconds` is time in the recogniser."""
+    book = PhraseBook(checkpoint.tokenizer, bonus)
+    beam = BeamConfig(width) if width else None
+    recognizer = Recognizer(checkpoint.model, checkpoint.tokenizer, beam=beam, phrases=book)
+    rng, all_rare = np.random.default_rng(0), sorted(rare)
+    found = spoken = imagined = 0
+    references, hypotheses, seconds = [], [], 0.0
+    for index, u in enumerate(track(dev.utterances, f"width {width}, bonus {bonus}", console=console, transient=True)):
+        own = [w for w in u.text.split() if w in rare]
+        decoys = [str(w) for w in rng.choice(all_rare, min(others, len(all_rare)), replace=False) if w not in own]
+        roots = torch.tensor([book.add([*own, *decoys]) if bonus else 0])
+        samples = torch.from_numpy(dev.audio(index))[None]
+        began = time.perf_counter()
+        state = recognizer.init_state(1, roots)
+        first, state = recognizer.step(samples, torch.tensor([samples.shape[1]]), state)
+        rest, _ = recognizer.flush(state, torch.tensor([True]))
+        seconds += time.perf_counter() - began
+        book.remove(int(roots))
+        text = text_of(first[0] + rest[0])
+        heard, meant = Counter(w for w in text.split() if w in rare), Counter(own)
+        found, spoken = found + (heard & meant).total(), spoken + meant.total()
+        imagined += sum(count for word, count in (heard - meant).items() if word in decoys)
+        references.append(u.text)
+        hypotheses.append(text)
+    return {
+        "recall": found / spoken,
+        "rare_words": spoken,
+        "imagined": imagined,
+        "wer": jiwer.wer(references, hypotheses),
+        "seconds": seconds,
+    }
+
+
+def main() -> None:
+    """Measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", type=Path, help="checkpoint; the bundled one if not given")
+    parser.add_argument("--others", type=int, default=50, help="phrases of each list that are not spoken")
+    parser.add_argument("--limit", type=int, default=0, help="only so many utterances")
+    parser.add_argument("--out", type=Path, default=Path("docs/phrases.json"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    checkpoint, dev = load_checkpoint(options.model), load_corpus(options.data / "dev.jsonl")
+    seen = Counter(w for u in load_corpus(options.data / "train.jsonl").utterances for w in u.text.split())
+    words = {w for u in dev.utterances for w in u.text.split()}
+    rare = {w for w in words if seen[w] <= AT_MOST_SEEN and len(w) >= MIN_LETTERS}
+    dev = dev.subset([i for i, u in enumerate(dev.utterances) if rare & set(u.text.split())][: options.limit or None])
+    table = Table("width", "nats per character", "rare words found", "imagined", "WER %", "time", title=str(len(rare)))
+    rows: list[dict[str, Any]] = []
+    for width in WIDTHS:
+        for bonus in BONUSES:
+            row = {"width": width, "bonus": bonus} | measure(checkpoint, dev, rare, options.others, width, bonus)
+            rows.append(row)
+            name, share = str(width or "greedy"), f"{100 * row['recall']:.1f} % of {row['rare_words']}"
+            ratio = f"{row['seconds'] / rows[0]['seconds']:.2f}"
+            table.add_row(name, str(bonus), share, str(row["imagined"]), f"{100 * row['wer']:.1f}", ratio)
+    Console().print(table)
+    options.out.write_text(json.dumps({"utterances": len(dev.utterances), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
