@@ -31,7 +31,7 @@ def piece_bytes(start: Start, chunk_ms: int) -> int:
 
 
 def decoded_pieces(path: str | IO[bytes], chunk_ms: int) -> Iterator[bytes]:
-    """Decode any audio file (a path, "-" for standard input, or an open file) into pieces of `chunk_ms`; raises SourceError."""
+    """Pieces of `chunk_ms` of any audio file (a path, "-" for standard input, an open file); raises SourceError."""
     size = piece_bytes(DECODED, chunk_ms)
     held = bytearray()
     try:
