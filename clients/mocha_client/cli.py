@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 
 from mocha_client.captions import FORMATS, Captions
 from mocha_client.client import DEFAULT_URL, ClientError, StreamingClient
 from mocha_client.sources import DECODED, SourceError, decoded_pieces, microphone_pieces, raw_pieces, read_aside
 from mocha_client.terminal import JsonView, MicrophoneView, PlainView, View, notice
-from mocha_server.messages import Encoding, Start
+from mocha_server.messages import MAX_PHRASE_CHARACTERS, MAX_PHRASES, Encoding, Start
 
 console = Console(stderr=True)
 SUMMARIES = {
@@ -65,6 +66,7 @@ def stream(
     encoding: Annotated[Encoding | None, typer.Option(help="the input has no header: raw samples like this")] = None,
     rate: Annotated[int, typer.Option(min=8_000, max=48_000, help="Hz of raw samples")] = 16_000,
     channels: Annotated[int, typer.Option(min=1, max=8, help="of raw samples, interleaved")] = 1,
+    phrase: Annotated[list[str] | None, typer.Option(help="expect this name or phrase; may be given again")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per file at its end, nothing else")] = False,
 ) -> None:
     """Send audio to a server; characters appear as they are emitted."""
@@ -76,15 +78,19 @@ def stream(
         _refuse("--captions needs a name that ends in .srt or .vtt")
     if captions and len(files or []) > 1:
         _refuse("--captions is for one file at a time: times of several would overlap")
-    raw = Start(sample_rate=rate, encoding=encoding, channels=channels) if encoding else None
+    audio = Start(sample_rate=rate, encoding=encoding, channels=channels) if encoding else DECODED
+    try:
+        start = Start(**audio.model_dump() | {"phrases": phrase or ()})
+    except ValidationError:
+        _refuse(f"--phrase: at most {MAX_PHRASES} of at most {MAX_PHRASE_CHARACTERS} characters")
     try:
         if microphone:
             view = MicrophoneView(console) if console.is_terminal and not as_json else _view(as_json)
-            asyncio.run(_stream(microphone_pieces(chunk_ms), DECODED, url, view, captions))
+            asyncio.run(_stream(microphone_pieces(chunk_ms), start, url, view, captions))
         for path in files or []:
-            pieces = raw_pieces(path, chunk_ms, raw) if raw else decoded_pieces(path, chunk_ms)
+            pieces = raw_pieces(path, chunk_ms, start) if encoding else decoded_pieces(path, chunk_ms)
             paced = _paced(pieces, chunk_ms / 1000 if realtime else 0.0)
-            asyncio.run(_stream(paced, raw or DECODED, url, _view(as_json), captions))
+            asyncio.run(_stream(paced, start, url, _view(as_json), captions))
     except (ClientError, SourceError, OSError) as error:
         console.print("[red]error:[/red]", str(error), highlight=False)
         raise typer.Exit(1) from error
@@ -117,7 +123,7 @@ async def _stream(pieces: AsyncIterator[bytes], start: Start, url: str, view: Vi
             view.heard(piece)
             yield piece
 
-    async with StreamingClient(url, start.sample_rate, start.encoding, start.channels) as client:
+    async with StreamingClient(url, start.sample_rate, start.encoding, start.channels, start.phrases) as client:
         assert client.ready is not None
         subtitles = Captions(captions, client.ready.frame_ms / 1000) if captions else None
         with view:

@@ -11,7 +11,7 @@ A lost connection is replaced by a new one; `continuity` says what that means fo
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from types import TracebackType
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -59,16 +59,18 @@ class StreamingClient:
         sample_rate: int = 16_000,
         encoding: Encoding = Encoding.PCM_S16LE,
         channels: int = 1,
+        phrases: Sequence[str] = (),
         reconnect_s: float = 30.0,
         keep_s: float = 300.0,
     ) -> None:
         """Describe the audio that `send` will be given: interleaved `channels` at `sample_rate` Hz.
 
+        `phrases`: words that this stream is likely to have, such as names; they are favoured.
         `reconnect_s`: how long to go without text before a lost connection is given up; 0 never tries.
         `keep_s`: audio kept for a new connection, at most.
         """
         self.url = url
-        self._start = Start(sample_rate=sample_rate, encoding=encoding, channels=channels)
+        self._start = Start(sample_rate=sample_rate, encoding=encoding, channels=channels, phrases=tuple(phrases))
         self._reconnect_s = reconnect_s
         self._socket: ClientConnection | None = None
         self._continuity = Continuity(self._start, keep_s)
@@ -276,6 +278,7 @@ def transcribe_stream(
     sample_rate: int = 16_000,
     encoding: Encoding = Encoding.PCM_S16LE,
     channels: int = 1,
+    phrases: Sequence[str] = (),
 ) -> list[Event]:
     """Send all `pieces` and return all events: the plain, blocking form. Raises ClientError."""
 
@@ -284,7 +287,7 @@ def transcribe_stream(
             yield piece
 
     async def run() -> list[Event]:
-        async with StreamingClient(url, sample_rate, encoding, channels) as client:
+        async with StreamingClient(url, sample_rate, encoding, channels, phrases) as client:
             return [event async for event in client.transcribe(given())]
 
     return asyncio.run(run())

@@ -131,7 +131,7 @@ def words_of(characters: list[Character], frame_s: float) -> list[Word]:
             word="".join(c.text for c in group).strip(),
             start=round(group[0].frame * frame_s, 3),
             end=round((group[-1].frame + 1) * frame_s, 3),
-            confidence=round(sum(c.p for c in group) / len(group), 4),
+            confidence=round(sum((c.p or 1.0) * c.q for c in group) / len(group), 4),  # not calibrated
         )
         for group in groups
         if group

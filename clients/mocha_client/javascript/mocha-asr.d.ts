@@ -33,6 +33,8 @@ export interface Character {
   time: number;
   /** Selection probability; 0 where the end of the audio forced it. */
   p: number;
+  /** Probability of the character once the frame was selected. */
+  q: number;
   /** Attention over the frames up to and including `frame`. */
   chunk: number[];
 }
@@ -93,6 +95,8 @@ export interface StreamOptions {
   encoding?: Encoding;
   /** Interleaved channels, 1 to 8; 1. */
   channels?: number;
+  /** Words that this stream is likely to have, such as names: at most 200 of at most 60 characters; none. */
+  phrases?: string[];
   /** How long to go without text before a lost connection is given up; 30. 0 never tries. */
   reconnectSeconds?: number;
   /** Audio kept for a new connection, at most; 300. */

@@ -77,7 +77,7 @@ class Continuity {
       word: group.map((c) => c.text).join("").trim(),
       start: group[0].frame * this.#frame,
       end: (group.at(-1).frame + 1) * this.#frame,
-      confidence: group.reduce((sum, c) => sum + c.p, 0) / group.length,
+      confidence: group.reduce((sum, c) => sum + (c.p || 1) * c.q, 0) / group.length, // not calibrated
     }));
     if (!words.length) return null;
     const text = words.map((word) => word.word).join(" ");
@@ -115,12 +115,12 @@ export class StreamingClient {
   warnings = [];
 
   constructor(url, options = {}) {
-    const { sampleRate = 16000, encoding = "pcm_s16le", channels = 1 } = options;
+    const { sampleRate = 16000, encoding = "pcm_s16le", channels = 1, phrases = [] } = options;
     const { reconnectSeconds = 30, keepSeconds = 300, WebSocket = globalThis.WebSocket } = options;
     if (!(encoding in SAMPLE_BYTES)) throw new TypeError(`encoding is one of ${Object.keys(SAMPLE_BYTES).join(", ")}`);
     if (!WebSocket) throw new TypeError("there is no WebSocket here: pass one as the option WebSocket");
     this.#url = url;
-    this.#start = { type: "start", sample_rate: sampleRate, encoding, channels };
+    this.#start = { type: "start", sample_rate: sampleRate, encoding, channels, phrases };
     this.#reconnectMs = 1000 * reconnectSeconds;
     this.#WebSocket = WebSocket;
     this.#continuity = new Continuity(this.#start, keepSeconds);
