@@ -94,6 +94,13 @@ def further() -> TrainConfig:
     )
 
 
+def settle() -> TrainConfig:
+    """The last part after `further`, with --init: augmented as `path`, from a lower rate down to nothing."""
+    return path().model_copy(
+        update={"learning_rate": 8e-4, "warmup_steps": 100, "spec_augment_from": 0.0, "noise_full_at": 0.0, "seed": 2}
+    )
+
+
 def _no_augmentation() -> AugmentConfig:
     return AugmentConfig(
         speed_range=0,
@@ -215,6 +222,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "bundled": bundled,
     "path": path,
     "further": further,
+    "settle": settle,
     "plain": plain,
     "timit": timit,
     "wsj_monotonic": wsj_monotonic,
