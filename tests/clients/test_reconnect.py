@@ -144,7 +144,9 @@ def text(frame: int, letters: str = "a") -> Text:
     return Text(
         segment=0,
         delta=letters,
-        characters=[Character(text=c, frame=frame, time=frame * FRAME_S + 0.025, p=0.8, chunk=[1.0]) for c in letters],
+        characters=[
+            Character(text=c, frame=frame, time=frame * FRAME_S + 0.025, p=0.8, q=0.5, chunk=[1.0]) for c in letters
+        ],
     )
 
 
@@ -179,8 +181,8 @@ def test_the_open_segment_ends_where_the_connection_was_lost():
     segment = continuity.lost()
     assert segment is not None and segment.text == "ab c" and segment.segment == 0
     assert [(w.word, w.start, w.end, w.confidence) for w in segment.words] == [
-        ("ab", 0.4, 0.44, 0.8),
-        ("c", 0.8, 0.84, 0.8),
+        ("ab", 0.4, 0.44, 0.4),
+        ("c", 0.8, 0.84, 0.4),
     ]
     assert continuity.resume() == (Reconnected(0.84, 0), round(0.84 * RATE) * 2)
     later = continuity.received(text(5))

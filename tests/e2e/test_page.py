@@ -189,7 +189,7 @@ PUSH = """async ([from, to]) => {
     const words = Array.from({ length: 12 }, (_, i) => ({ word: "word", start: i, end: i + 1, confidence: 1 }));
     for (let n = from; n < to; n++) {
         const characters = Array.from({ length: 59 }, (_, i) =>
-            ({ text: "w", frame: 60 * n + i, time: n, p: 0.9, chunk: [0.5, 0.5] }));
+            ({ text: "w", frame: 60 * n + i, time: n, p: 0.9, q: 0.9, chunk: [0.5, 0.5] }));
         strip.hear(new Float32Array(800));
         strip.mark(characters);
         transcript.add({ delta: "word ".repeat(12), characters });
