@@ -78,7 +78,7 @@ def joined(corpus: Corpus, seconds: float) -> Corpus:
             texts: list[str] = []
             while members and (not parts or sum(map(len, parts)) < seconds * SAMPLE_RATE):
                 index = members.pop(0)
-                parts += [(corpus.audio(index) * 32768).astype(np.int16), pause]
+                parts += [corpus.pcm(index), pause]
                 texts.append(corpus.utterances[index].text)
             files.append(np.concatenate(parts))
             key = f"{name}-{len(files)}"

@@ -62,19 +62,18 @@ async def measure(url: str, recognizer: Recognizer, corpus: Corpus, streams: int
     late: dict[str, list[float]] = {"shown_after_character_end_ms": [], "shown_after_frame_ms": []}
 
     async def one(index: int) -> None:
-        utterance = corpus.utterances[index]
-        audio = np.asarray(corpus.samples[utterance.offset : utterance.offset + utterance.num_samples]).tobytes()
+        audio, text = corpus.pcm(index).tobytes(), corpus.utterances[index].text
         async with gate:
             found = await shown_at(url, audio)
         ends = ends_of(recognizer, corpus, index)
         late["shown_after_frame_ms"].extend(1000 * (now - frame) for _, now, frame in found)
         hypothesis = "".join(c for c, _, _ in found)
-        for block in Levenshtein.opcodes(hypothesis, utterance.text):
+        for block in Levenshtein.opcodes(hypothesis, text):
             if block.tag == "equal":
                 for h, r in zip(
                     range(block.src_start, block.src_end), range(block.dest_start, block.dest_end), strict=True
                 ):
-                    if ends[r] >= 0 and utterance.text[r] != " ":
+                    if ends[r] >= 0 and text[r] != " ":
                         late["shown_after_character_end_ms"].append(1000 * (found[h][1] - ends[r]))
 
     await asyncio.gather(*(one(i) for i in range(len(corpus.utterances))))

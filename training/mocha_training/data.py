@@ -50,10 +50,14 @@ class Corpus:
     utterances: tuple[Utterance, ...]
     files: tuple[Samples, ...]
 
+    def pcm(self, index: int) -> Samples:
+        """Samples [N] int16 of utterance `index`, as recorded."""
+        u = self.utterances[index]
+        return self.files[u.file][u.offset : u.offset + u.num_samples]
+
     def audio(self, index: int) -> NDArray[np.float32]:
         """Samples [N] float32 in [-1, 1] of utterance `index`."""
-        u = self.utterances[index]
-        return self.files[u.file][u.offset : u.offset + u.num_samples].astype(np.float32) / 32768.0
+        return self.pcm(index).astype(np.float32) / 32768.0
 
     def subset(self, indices: list[int]) -> "Corpus":
         """The same samples with only some of the utterances."""
