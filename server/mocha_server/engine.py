@@ -11,14 +11,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from mocha_model.emissions import Emission
 from mocha_model.recognizer import Recognizer
 from mocha_model.streaming import gather_rows, scatter_rows
-from mocha_server.audio import Float, Samples, as_float
+from mocha_server.audio import Samples
+from mocha_server.buffers import stack, take_front
 from mocha_server.messages import ErrorCode
 from mocha_server.metrics import Metrics
 from mocha_server.scheduler import Candidate, Scheduler, Work
@@ -326,7 +325,7 @@ class Engine:
     def _take(self, stream: Stream, work: Work) -> Samples:
         """Remove what `work` takes from the front of a stream's buffer; the lock is held."""
         place = stream.place
-        samples = _front(stream.blocks, work.num_samples)
+        samples = take_front(stream.blocks, work.num_samples)
         place.buffered -= work.num_samples
         place.fresh = False
         stream.steps_begun += 1
@@ -348,7 +347,7 @@ class Engine:
         device = self._device
         rows = torch.tensor([stream.row for stream, _, _ in taken], device=device)
         num_samples = torch.tensor([work.num_samples for work in works], device=device)
-        samples = torch.from_numpy(_stack([part for _, _, part in taken])).to(device)
+        samples = torch.from_numpy(stack([part for _, _, part in taken])).to(device)
         fresh = torch.tensor([work.fresh for work in works], device=device)
         if fresh.any():
             roots = torch.tensor([stream.phrases for stream, work, _ in taken if work.fresh], device=device)
@@ -391,31 +390,3 @@ class Engine:
 def _deliver_all(deliveries: list[tuple[Stream, list[Item]]]) -> None:
     for stream, items in deliveries:
         stream.deliver(items)
-
-
-def _front(blocks: deque[Samples], num_samples: int) -> Samples:
-    """Remove `num_samples` from the front of `blocks`."""
-    parts, missing = [], num_samples
-    while missing:
-        block = blocks.popleft()
-        if len(block) > missing:
-            blocks.appendleft(block[missing:])
-            block = block[:missing]
-        parts.append(block)
-        missing -= len(block)
-    if len(parts) == 1:
-        return parts[0]
-    if len({part.dtype for part in parts}) == 1 and parts[0].dtype == np.int16:
-        raw: NDArray[np.int16] = np.concatenate(parts)
-        return raw
-    return np.concatenate([as_float(part) for part in parts]) if parts else np.zeros(0, np.float32)
-
-
-def _stack(parts: list[Samples]) -> Float:
-    """Rows of one array; shorter ones are padded with zeros. What is int16 is converted together."""
-    stacked = np.zeros((len(parts), max(map(len, parts))), np.float32)
-    whole = np.array([part.dtype == np.int16 for part in parts])
-    for into, part in zip(stacked, parts, strict=True):
-        into[: len(part)] = part
-    stacked[whole] /= np.float32(32768)
-    return stacked
