@@ -90,6 +90,7 @@ def train(
     init: Annotated[Path | None, typer.Option(help="start from the weights of this checkpoint")] = None,
     max_minutes: Annotated[float | None, typer.Option(help="time budget, for the schedules too")] = None,
     steps: Annotated[int | None, typer.Option(help="length of the run")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="the highest, instead of the recipe's")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda" if torch.cuda.is_available() else "cpu",
     dev_utterances: Annotated[int, typer.Option(help="dev utterances in evaluations during training")] = 150,
 ) -> None:
@@ -102,7 +103,8 @@ def train(
         device = f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" else device
     try:
         config = recipes.RECIPES[recipe]()
-        changes = {"max_minutes": max_minutes, "steps": steps, "preset": preset, "ctc_only": 1.0 if ctc_only else None}
+        changes = {"max_minutes": max_minutes, "steps": steps, "learning_rate": learning_rate, "preset": preset}
+        changes["ctc_only"] = 1.0 if ctc_only else None
         config = config.model_copy(update={k: v for k, v in changes.items() if v is not None})
         everything = Corpus.joined([load_corpus(find_manifest(d, "train"), units=config.units) for d in data])
         corpus = trainable(everything, config.min_seconds, config.max_seconds, config.units)

@@ -84,9 +84,16 @@ def _draw(
 
 def draw_losses(log: Path, target: Path) -> None:
     """Loss curves and dev error rates of a run's ``log.jsonl`` to a PNG or SVG."""
-    rows: list[dict[str, Any]] = [json.loads(line) for line in log.read_text().splitlines()]
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    written: list[dict[str, Any]] = [json.loads(line) for line in log.read_text().splitlines()]
+    last = {(row["step"], "dev_wer" in row): row for row in written}  # a resumed run takes some steps again
+    rows = [last[key] for key in sorted(last)]
+    measured = {
+        name.removeprefix("dev_"): points
+        for name in ("dev_wer", "dev_cer", "dev_ctc_wer", "dev_ctc_cer")
+        if (points := [(row["step"], 100 * row[name]) for row in rows if name in row])
+    }
+    figure = Figure(figsize=(10 if measured else 6, 4), layout="constrained")
+    axes = figure.subplots(1, 2 if measured else 1, squeeze=False)[0]
     for name in ("ctc", "ce", "quantity", "path"):
         points = [(row["step"], row[name]) for row in rows if name in row and "dev_wer" not in row]
         if not points:
@@ -95,13 +102,12 @@ def draw_losses(log: Path, target: Path) -> None:
         for step, value in points:
             smooth = 0.9 * smooth + 0.1 * value
             curve.append((step, smooth))
-        left.plot(*zip(*curve, strict=True), label=name)
-    left.set(xlabel="step", ylabel="loss per token", yscale="log")
-    left.legend()
-    for name in ("dev_wer", "dev_cer", "dev_ctc_wer", "dev_ctc_cer"):
-        points = [(row["step"], 100 * row[name]) for row in rows if name in row]
-        if points:
-            right.plot(*zip(*points, strict=True), marker="o", label=name.removeprefix("dev_"))
-    right.set(xlabel="step", ylabel="% on dev", ylim=(0, 110))
-    right.legend()
+        axes[0].plot(*zip(*curve, strict=True), label=name)
+    axes[0].set(xlabel="step", ylabel="loss per token", yscale="log")
+    axes[0].legend()
+    for name, points in measured.items():
+        axes[1].plot(*zip(*points, strict=True), marker="o", label=name)
+    if measured:
+        axes[1].set(xlabel="step", ylabel="% on dev", ylim=(0, 110))
+        axes[1].legend()
     figure.savefig(target, dpi=110)
