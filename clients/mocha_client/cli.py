@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 from pydantic import ValidationError
 from rich.console import Console
+from rich.markup import escape
 
 from mocha_client.captions import FORMATS, Captions
 from mocha_client.client import DEFAULT_URL, ClientError, StreamingClient
@@ -52,7 +53,7 @@ def main() -> None:
         for name in sorted(commands):
             print(f"  {name:<14}{SUMMARIES.get(name, '')}")
         if asked not in ("--help", "-h"):
-            console.print(f"[red]error:[/red] no such command: {asked}")
+            console.print(f"[red]error:[/red] no such command: {escape(asked)}")
             raise SystemExit(2)
 
 
@@ -92,14 +93,14 @@ def stream(
             paced = _paced(pieces, chunk_ms / 1000 if realtime else 0.0)
             asyncio.run(_stream(paced, start, url, _view(as_json), captions))
     except (ClientError, SourceError, OSError) as error:
-        console.print("[red]error:[/red]", str(error), highlight=False)
+        console.print("[red]error:[/red]", escape(str(error)), highlight=False)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         print()
 
 
 def _refuse(why: str) -> NoReturn:
-    console.print(f"[red]error:[/red] {why}")
+    console.print(f"[red]error:[/red] {escape(why)}")
     raise typer.Exit(2)
 
 

@@ -11,6 +11,7 @@ import orjson
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mocha_model.checkpoint import CheckpointError
@@ -55,7 +56,7 @@ def serve(
     try:
         app = create_app(settings)
     except CheckpointError as error:
-        console.print(f"[red]error:[/red] {error}")
+        console.print(f"[red]error:[/red] {escape(str(error))}")
         raise typer.Exit(1) from error
     shown = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0") else settings.host
     console.print(f"open http://{shown}:{settings.port}/ and speak; API documentation at /docs")
@@ -99,7 +100,7 @@ def transcribe(
     try:
         recognizer = Recognizer.load(model)
     except CheckpointError as error:
-        console.print(f"[red]error:[/red] {error}")
+        console.print(f"[red]error:[/red] {escape(str(error))}")
         raise typer.Exit(1) from error
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
@@ -107,7 +108,7 @@ def transcribe(
             try:
                 segments = list(_segments(recognizer, path, bar))
             except (AudioError, OSError) as error:
-                console.print(f"[red]error:[/red] {path}: {error}")
+                console.print(f"[red]error:[/red] {escape(f'{path}: {error}')}")
                 failed = True
                 continue
             sys.stdout.write(_render(segments, output))

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -34,7 +35,7 @@ console = Console(stderr=True)
 
 
 def _fail(message: object) -> typer.Exit:
-    console.print(f"[red]error:[/red] {message}")
+    console.print(f"[red]error:[/red] {escape(str(message))}")
     return typer.Exit(1)
 
 

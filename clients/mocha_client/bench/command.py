@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from mocha_client.bench import speech
@@ -57,7 +58,7 @@ def bench(
                 load = _socket_load(target, audio, piece_ms, processes, spread_s)
             report = _search(load, streams, most, limit_ms) if search else load(streams).report()
     except (SourceError, ConnectionError) as error:
-        console.print(f"[red]error:[/red] {error}")
+        console.print(f"[red]error:[/red] {escape(str(error))}")
         raise typer.Exit(1) from error
     if as_json:
         print(json.dumps(report))
