@@ -235,16 +235,18 @@ def _trie(phrases: Sequence[str], tokenizer: Tokenizer, bonus: float) -> tuple[T
             if node == len(children):
                 children.append({})
         complete.add(node)
-    next_node = torch.zeros(len(children), vocab, dtype=torch.int64)
-    worth = torch.zeros(len(children), vocab)
+    edges: list[tuple[int, int, int]] = []  # node, token, node
     earned = [0.0] * len(children)  # since the last complete phrase on the way to a node; parents come before children
     for node, below in enumerate(children):
         # The space that ends a phrase is also where the next word, and another phrase, may begin.
         onwards = children[1] | below if node in complete else below
-        next_node[node, space] = 1
-        worth[node] = -earned[node]
-        for token, into in onwards.items():
-            next_node[node, token], worth[node, token] = into, bonus
+        edges += [(node, token, into) for token, into in onwards.items()]
         for into in below.values():
             earned[into] = 0.0 if into in complete else earned[node] + bonus
+    source, symbol, target = torch.tensor(edges).unbind(1)
+    next_node = torch.zeros(len(children), vocab, dtype=torch.int64)
+    next_node[:, space] = 1
+    next_node[source, symbol] = target
+    worth = -torch.tensor(earned)[:, None].repeat(1, vocab)
+    worth[source, symbol] = bonus
     return next_node, worth
