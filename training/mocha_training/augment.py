@@ -1,6 +1,6 @@
-"""Waveform and feature augmentation: speed, rooms, noise, gain, joined utterances, SpecAugment. Seeded, switchable.
+"""Waveform and feature augmentation: speed, rooms, noise, telephone lines, gain, joined utterances, SpecAugment.
 
-Works on one recording at a time in numpy; knows nothing of batches or models.
+Seeded, switchable. Works on one recording at a time in numpy; knows nothing of batches or models.
 """
 
 from dataclasses import dataclass
@@ -28,6 +28,10 @@ class AugmentConfig(BaseModel):
     noise_snr_db: tuple[float, float] = (5.0, 30.0)
     room_probability: float = Field(0.2, ge=0, le=1)
     room_decay_s: tuple[float, float] = (0.1, 0.5)
+    telephone_probability: float = Field(0.0, ge=0, le=1, description="the band and the quantisation of a telephone")
+    babble_probability: float = Field(
+        0.0, ge=0, le=1, description="of other utterances as the noise, where there is one"
+    )
     join_probability: float = Field(0.08, ge=0, le=1, description="append another utterance after a pause")
     join_max_s: float = 12.0
     freq_masks: int = 2
@@ -75,6 +79,17 @@ def coloured_noise(length: int, rng: np.random.Generator) -> Audio:
     return np.fft.irfft(spectrum, length).astype(np.float32)
 
 
+def over_telephone(audio: Audio, rng: np.random.Generator) -> Audio:
+    """What is left after a telephone line: about 300 to 3400 Hz, 8 bits per sample in mu-law (ITU-T G.711)."""
+    spectrum = np.fft.rfft(audio)
+    hertz = np.fft.rfftfreq(len(audio), 1 / SAMPLE_RATE)
+    spectrum[(hertz < rng.uniform(50, 350)) | (hertz > rng.uniform(3300, 3950))] = 0
+    band = np.fft.irfft(spectrum, len(audio)).clip(-1, 1)
+    code = np.round(np.sign(band) * np.log1p(255 * np.abs(band)) / np.log(256) * 127) / 127
+    line: Audio = (np.sign(code) * np.expm1(np.abs(code) * np.log(256)) / 255).astype(np.float32)
+    return line
+
+
 @dataclass(frozen=True)
 class Augmenter:
     """Applies `config` to recordings of `corpus`, with recorded noises where there are any."""
@@ -98,6 +113,8 @@ class Augmenter:
             audio = add_room(audio, rng.uniform(*c.room_decay_s), rng)
         if rng.random() < c.noise_probability:
             audio = add_noise(audio, self._noise(rng), rng.uniform(*c.noise_snr_db), rng)
+        if rng.random() < c.telephone_probability:
+            audio = over_telephone(audio, rng)
         audio = audio * np.float32(10 ** (rng.uniform(-c.gain_db, c.gain_db) / 20))
         return np.clip(audio, -1, 1), text
 
@@ -106,10 +123,20 @@ class Augmenter:
         return change_speed(self.corpus.audio(index), speed)
 
     def _noise(self, rng: np.random.Generator) -> Audio:
+        if rng.random() < self.config.babble_probability:
+            return self._babble(rng)
         if self.noises is None or rng.random() < 0.3:
             return coloured_noise(2 * SAMPLE_RATE, rng)
         noise = self.noises.audio(int(rng.integers(len(self.noises.utterances))))
         return noise if len(noise) >= 160 else coloured_noise(2 * SAMPLE_RATE, rng)
+
+    def _babble(self, rng: np.random.Generator) -> Audio:
+        """Three to seven other utterances at once, as long as the longest."""
+        voices = [self.corpus.audio(int(rng.integers(len(self.corpus.utterances)))) for _ in range(rng.integers(3, 8))]
+        babble = np.zeros(max(map(len, voices)), np.float32)
+        for voice in voices:
+            babble[: len(voice)] += voice / (np.sqrt(np.mean(voice**2)) + 1e-6)
+        return babble
 
 
 def spec_augment(frames: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:
