@@ -32,6 +32,7 @@ from rich.table import Table
 from mocha_model.attention import Attention, Memory
 from mocha_model.config import AttentionConfig, small
 from mocha_model.decoder import Decoder
+from mocha_server.serving import keep_memory
 
 matplotlib.use("Agg")
 from matplotlib.figure import Figure
@@ -234,6 +235,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="per training measurement")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    keep_memory()  # as docs/decisions/0005 advises for training: else much of the time is that of asking for memory
     options.out.mkdir(parents=True, exist_ok=True)
     lengths = [*range(10, 101, 10), 200, 400, 800]
     decoded = decoding(lengths)

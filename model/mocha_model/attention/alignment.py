@@ -3,7 +3,7 @@
 Plain functions on [B, T] tensors, so that anyone can check them against the papers' definitions.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -68,12 +68,40 @@ def chunkwise_alignment(monotonic: Tensor, chunk_energies: Tensor, chunk_width: 
         raise ValueError("chunk_width is at least 1")
     if chunk_width == 1:
         return monotonic
-    length = monotonic.shape[-1]
-    # Windows of u ending at k, softmax inside each: stable for any energies, where one maximum a row is not.
-    windows = pad(chunk_energies, (chunk_width - 1, 0), value=-torch.inf).unfold(-1, chunk_width, 1)  # [B, T, w]
-    weighted = windows.softmax(dim=-1) * monotonic[..., None]
-    parts = [pad(weighted[..., k], (0, chunk_width - 1 - k))[..., chunk_width - 1 - k :] for k in range(chunk_width)]
-    return torch.stack(parts).sum(0)[..., :length]
+    beta: Tensor = _Chunkwise.apply(monotonic, chunk_energies, chunk_width)  # type: ignore[no-untyped-call]
+    return beta
+
+
+class _Chunkwise(torch.autograd.Function):
+    """`chunkwise_alignment` with its adjoint written out: small tensors, so the number of operations is what costs."""
+
+    @staticmethod
+    def forward(ctx: Any, monotonic: Tensor, chunk_energies: Tensor, width: int) -> Tensor:
+        # Windows of u ending at k, softmax inside each: stable for any energies, where one maximum a row is not.
+        inside = _windows(chunk_energies, width, -torch.inf).softmax(dim=-1)  # [B, T, w]
+        ctx.save_for_backward(monotonic, inside)
+        return _over_windows(inside * monotonic[..., None])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        monotonic, inside = ctx.saved_tensors
+        seen = _windows(grads[0], inside.shape[-1], 0.0)
+        mean = (inside * seen).sum(-1)  # of the gradient inside each window
+        return mean, _over_windows(inside * (seen - mean[..., None]) * monotonic[..., None]), None
+
+
+def _windows(x: Tensor, width: int, outside: float) -> Tensor:
+    """The `width` entries up to each, [..., T] -> [..., T, w]."""
+    return pad(x, (width - 1, 0), value=outside).unfold(-1, width, 1)
+
+
+def _over_windows(weighted: Tensor) -> Tensor:
+    """What all windows that hold an entry give it, [..., T, w] -> [..., T]: the adjoint of `_windows`."""
+    width = weighted.shape[-1]
+    later = pad(weighted, (0, 0, 0, width - 1)).contiguous()
+    *batch, _, _ = later.stride()
+    # Entry n is the last of window n, the last but one of window n + 1, and so on.
+    return later.as_strided(weighted.shape, (*batch, width, width - 1), later.storage_offset() + width - 1).sum(-1)
 
 
 def monotonic_alignments(p_choose: Tensor) -> Tensor:
