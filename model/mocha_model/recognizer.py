@@ -11,15 +11,18 @@ import torch
 from torch import Tensor
 
 from mocha_model.beam import BeamConfig, BeamSearch
-from mocha_model.checkpoint import CheckpointError, load_checkpoint
+from mocha_model.checkpoint import BUNDLED, CheckpointError, load_checkpoint
 from mocha_model.confidence import Calibration
 from mocha_model.emissions import Emission
 from mocha_model.features import FeatureState
 from mocha_model.model import SpeechModel
-from mocha_model.scorers import Fusion, PhraseBook
+from mocha_model.scorers import CharacterLanguageModel, Fusion, LanguageModelError, PhraseBook
 from mocha_model.search import GreedySearch, OfflineModelError, Symbol
 from mocha_model.streaming import where_rows
 from mocha_model.tokenizer import Tokenizer
+
+BUNDLED_LANGUAGE = BUNDLED.with_name("language.safetensors")
+LANGUAGE_WEIGHT, LENGTH_BONUS = 0.4, 0.4
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,24 @@ class Recognizer:
             return cls(c.model, c.tokenizer, c.provenance, phrases=PhraseBook(c.tokenizer), calibration=c.calibration)
         except OfflineModelError as error:
             raise CheckpointError(f"{path}: {error}") from error
+
+    def with_beam(self, width: int, language: Path | None = None) -> "Recognizer":
+        """The same model behind a beam search of `width` hypotheses, fused with a language model.
+
+        `language` is a file of `train-lm`; if not given, the bundled one for a model that has its vocabulary. Its
+        weight and the search's thresholds are those of docs/search.md. Raises LanguageModelError.
+        """
+        try:
+            model = CharacterLanguageModel.load(language or BUNDLED_LANGUAGE, self.tokenizer)
+            fusion = Fusion(((LANGUAGE_WEIGHT, model),))
+        except LanguageModelError:
+            if language:
+                raise
+            fusion = Fusion(())  # another vocabulary
+        beam = BeamConfig(width, threshold=4.0, length_bonus=LENGTH_BONUS if fusion.parts else 0.0)
+        phrases = PhraseBook(self.tokenizer) if self.phrases is not None else None
+        parts = (self.model, self.tokenizer, self.provenance)
+        return Recognizer(*parts, beam=beam, fusion=fusion, phrases=phrases, calibration=self.calibration)
 
     @property
     def name(self) -> str:

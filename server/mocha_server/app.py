@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from mocha_server.protocols import (
 from mocha_server.settings import Settings
 
 WEB = Path(__file__).parent / "web"
+FILES_AT_ONCE = 16  # read by beam search; each has many hypotheses to keep
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -43,23 +45,30 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
 
     Raises:
         CheckpointError: the checkpoint cannot be used.
+        LanguageModelError: the language model cannot be used.
 
     """
     settings = settings or Settings()
     torch.set_num_threads(1)  # a process with a pool of threads could not be forked into workers
     recognizer = recognizer or Recognizer.load(settings.model)
+    searching = recognizer.with_beam(settings.file_beam, settings.language_model) if settings.file_beam else None
     metrics = Metrics(settings.workers)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         limits = Limits(settings.max_streams, settings.block_ms, settings.max_buffer_s, settings.max_lag_ms / 1000)
         torch.set_num_threads(settings.threads)
-        engine = Engine(recognizer, limits, metrics)
-        app.state.engine, app.state.settings = engine, settings
-        engine.start()
-        async with wyoming.listening(engine, settings) as app.state.wyoming_port:
+        engines = [Engine(recognizer, limits, metrics)]
+        if searching:
+            few = replace(limits, capacity=min(FILES_AT_ONCE, limits.capacity))
+            engines.append(Engine(searching, few, metrics.beside(), background=True))
+        app.state.engine, app.state.file_engine, app.state.settings = engines[0], engines[-1], settings
+        for engine in engines:
+            engine.start()
+        async with wyoming.listening(engines[0], settings) as app.state.wyoming_port:
             yield
-        engine.stop()
+        for engine in engines:
+            engine.stop()
 
     app = FastAPI(title="mocha-asr", version=version("mocha-asr"), lifespan=lifespan)
     app.state.metrics = metrics

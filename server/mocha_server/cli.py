@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mocha_model.checkpoint import CheckpointError
 from mocha_model.recognizer import Recognizer
+from mocha_model.scorers import LanguageModelError
 from mocha_server import serving
 from mocha_server.app import create_app
 from mocha_server.audio import AudioError, decode_file
@@ -55,7 +56,7 @@ def serve(
         _check_free(settings.host, settings.wyoming_port)
     try:
         app = create_app(settings)
-    except CheckpointError as error:
+    except (CheckpointError, LanguageModelError) as error:
         console.print(f"[red]error:[/red] {escape(str(error))}")
         raise typer.Exit(1) from error
     shown = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0") else settings.host
@@ -94,11 +95,14 @@ def transcribe(
     files: Annotated[list[Path], typer.Argument(help="audio files of any format")],
     output: Annotated[Format, typer.Option("--format", help="what to write to standard output")] = Format.TEXT,
     model: Annotated[Path | None, typer.Option(help="checkpoint; the bundled one if not given")] = None,
+    beam: Annotated[int, typer.Option(help="hypotheses of a beam search with a language model; 0 for none")] = 0,
 ) -> None:
     """Transcribe files on this machine, without a server. With json, one object per file and line."""
     failed = False
     try:
         recognizer = Recognizer.load(model)
+        if beam:
+            recognizer = recognizer.with_beam(beam)
     except CheckpointError as error:
         console.print(f"[red]error:[/red] {escape(str(error))}")
         raise typer.Exit(1) from error

@@ -5,10 +5,12 @@ Audio goes in through bounded buffers, emissions come back grouped per tick. Kno
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -28,6 +30,7 @@ MAX_UNREAD = 2_000  # event groups a client may leave unread before it counts as
 MAX_ROWS = 256  # of a step: more rows cost as much each, and delay the first
 ENOUGH_ROWS = 64  # ready streams for which a step begins at once: more would hardly make it cheaper for each
 TICK_S = 0.02  # otherwise a step waits so long for company, so that few streams cost little
+BACKGROUND_PRIORITY = 10  # niceness
 LAG_MEMORY = 0.9  # how much of the measured lag each step keeps
 
 
@@ -152,8 +155,13 @@ class Limits:
 class Engine:
     """All streams of a process over one `Recognizer`."""
 
-    def __init__(self, recognizer: Recognizer, limits: Limits, metrics: Metrics | None = None) -> None:
-        """`metrics` also counts the streams of other processes, which share the capacity."""
+    def __init__(
+        self, recognizer: Recognizer, limits: Limits, metrics: Metrics | None = None, background: bool = False
+    ) -> None:
+        """`metrics` also counts the streams of other processes, which share the capacity.
+
+        An engine in the `background` leaves the processor to others where they need it.
+        """
         rate, info, capacity = recognizer.sample_rate, model_info(recognizer), limits.capacity
         self._recognizer, self.capacity, self.info = recognizer, capacity, info
         self.max_buffer, self._max_lag_s = int(limits.max_buffer_s * rate), limits.max_lag_s
@@ -165,7 +173,7 @@ class Engine:
         self._streams: dict[int, Stream] = {}
         self._ready: dict[int, Candidate] = {}  # streams with something to do
         self._forgotten: list[int] = []  # roots of phrases that no stream uses after the step at hand
-        self._lock = threading.Condition()
+        self._lock, self._background = threading.Condition(), background
         self._stopping, self._idle, self._warm = False, False, threading.Event()
         self.lag_s = 0.0  # by which live audio was late in the steps of late; decays
         self.metrics = metrics or Metrics()
@@ -267,6 +275,9 @@ class Engine:
         place.due = stream.began + stream.num_taken / rate
 
     def _run(self) -> None:
+        if self._background:
+            with suppress(OSError):  # a system where threads have no priority of their own
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_PRIORITY)
         try:
             self._warm_up()
         finally:

@@ -3,6 +3,7 @@
 import mmap
 from bisect import bisect_left
 from collections.abc import Iterator
+from copy import copy
 from itertools import accumulate
 
 import numpy as np
@@ -11,23 +12,32 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 STREAMS, REFUSED, AUDIO_S, COMPUTE_S, ROWS, FIRST_BUCKET = range(6)  # columns of the table
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # streams in a step; one more for larger steps
+ENGINES = 2  # of a process: one for streams, one for files if they are read otherwise
 NUM_COLUMNS = FIRST_BUCKET + len(BUCKETS) + 1
 
 
 class Metrics:
-    """A table in memory that forked processes share: a row for each, written by its owner only."""
+    """A table in memory that forked processes share: a row for each of their engines, written by its owner only."""
 
     def __init__(self, processes: int = 1) -> None:
-        memory = mmap.mmap(-1, 8 * processes * NUM_COLUMNS)
-        self._table = np.frombuffer(memory, np.float64).reshape(processes, NUM_COLUMNS)
+        memory = mmap.mmap(-1, 8 * ENGINES * processes * NUM_COLUMNS)
+        self._table = np.frombuffer(memory, np.float64).reshape(ENGINES, processes, NUM_COLUMNS)
+        self._engine = 0
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self.become(0)
 
     def become(self, process: int) -> None:
         """Say which row is this process's; one that takes another's place has no streams, but its counters."""
-        self._own = self._table[process]
+        self._process, self._own = process, self._table[self._engine, process]
         self.set_streams(0)
+
+    def beside(self) -> "Metrics":
+        """The same table for the second engine of this process."""
+        other = copy(self)
+        other._engine = 1
+        other.become(self._process)
+        return other
 
     def set_streams(self, count: int) -> None:
         """Streams that this process has open."""
@@ -35,8 +45,8 @@ class Metrics:
 
     @property
     def streams(self) -> int:
-        """Streams open in all processes."""
-        return int(self._table[:, STREAMS].sum())
+        """Streams open in this engine and its like in the other processes."""
+        return int(self._table[self._engine, :, STREAMS].sum())
 
     def refuse(self) -> None:
         """Count a stream that was not admitted."""
@@ -51,7 +61,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """What the registry shows."""
-        total = self._table.sum(axis=0).tolist()
+        total = self._table.sum(axis=(0, 1)).tolist()
         yield GaugeMetricFamily("mocha_streams", "Streams open now", total[STREAMS])
         yield CounterMetricFamily("mocha_refused", "Streams refused because the server was full", total[REFUSED])
         yield CounterMetricFamily("mocha_audio_seconds", "Audio recognised", total[AUDIO_S])

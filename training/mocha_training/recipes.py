@@ -110,6 +110,7 @@ def widen() -> TrainConfig:
             "warmup_steps": 100,
             "spec_augment_from": 0.0,
             "noise_full_at": 0.0,
+            "save_every": 100,
             "augment": augment,
             "seed": 3,
         }

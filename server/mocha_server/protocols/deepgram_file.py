@@ -25,7 +25,7 @@ JSON = {"content-type": "application/json"}
 @router.post("/v1/listen")
 async def listen_file(request: Request) -> Response:
     """Transcribe the audio file that is the body; query parameters as in Deepgram's API."""
-    engine: Engine = request.app.state.engine
+    engine: Engine = request.app.state.file_engine
     request_id = str(uuid.uuid4())
     with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES) as file:
         try:

@@ -115,7 +115,7 @@ async def models(request: Request) -> dict[str, Any]:
 )
 async def transcriptions(request: Request) -> Response:
     """Transcribe an audio file of any length; fields as in OpenAI's API, others are accepted and ignored."""
-    engine: Engine = request.app.state.engine
+    engine: Engine = request.app.state.file_engine
     try:
         form = await request.form()
     except HTTPException as error:
