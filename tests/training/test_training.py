@@ -1,8 +1,13 @@
 """Training in miniature: batches, augmentation, losses, a falling loss, exact resume, evaluation."""
 
+import gzip
 import io
 import json
+import os
+import shutil
 import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +21,7 @@ from mocha_model.config import tiny
 from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
-from mocha_training import cli, losses
+from mocha_training import cli, data, losses
 from mocha_training.augment import AugmentConfig, Augmenter, add_noise, change_speed, spec_augment
 from mocha_training.average import average_checkpoints
 from mocha_training.config import TrainConfig
@@ -76,6 +81,84 @@ def test_bad_corpora_are_named(tmp_path: Path, manifest: Path):
     lacking.write_text(json.dumps(row))
     with pytest.raises(CorpusError, match="absent"):
         load_corpus(lacking, tmp_path)
+
+
+def other_corpus(manifest: Path, directory: Path) -> Path:
+    """A copy of the corpus that a test may spoil."""
+    directory.mkdir()
+    for name in (manifest.name, "train-000.tar"):
+        shutil.copy(manifest.parent / name, directory / name)
+    return directory / manifest.name
+
+
+@pytest.mark.parametrize("length", [100, 30_000, 150_000, 400_000])
+def test_truncated_shards_are_named(length: int, manifest: Path, tmp_path: Path):
+    spoiled = other_corpus(manifest, tmp_path / "corpus")
+    shard = spoiled.with_name("train-000.tar")
+    assert shard.stat().st_size > length
+    os.truncate(shard, length)
+    with pytest.raises(CorpusError, match=r"train-000\.tar"):
+        load_corpus(spoiled, tmp_path / "cache")
+    packed = gzip.compress(manifest.with_name("train-000.tar").read_bytes())
+    shard.write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(CorpusError, match=r"train-000\.tar"):
+        load_corpus(spoiled, tmp_path / "cache")
+    shard.unlink()
+    with pytest.raises(CorpusError, match=r"train-000\.tar"):
+        load_corpus(spoiled, tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*.i16")) and not list((tmp_path / "cache").glob("*.json"))
+
+
+def test_malformed_manifests_are_named(tmp_path: Path):
+    for name, content in (("a.jsonl", "{"), ("b.jsonl", '{"key": "k"}'), ("c.jsonl.gz", "{"), ("d.jsonl", "[1]")):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(CorpusError, match=name):
+            load_corpus(tmp_path / name, tmp_path)
+
+
+def test_a_changed_shard_is_decoded_again(manifest: Path, tmp_path: Path):
+    changed = other_corpus(manifest, tmp_path / "corpus")
+    before = load_corpus(changed, tmp_path / "cache")
+    louder = FIXTURES / "suit.wav"
+    with tarfile.open(changed.with_name("train-000.tar"), "w") as tar:
+        for number in range(6):
+            tar.add(louder, f"k{number}.wav")
+    after = load_corpus(changed, tmp_path / "cache")
+    assert np.array_equal(after.audio(0), before.audio(1)) and not np.array_equal(after.audio(0), before.audio(0))
+
+
+def test_an_interrupted_decoding_leaves_no_corpus(
+    manifest: Path, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: object) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(data.json, "dumps", full)
+        with pytest.raises(CorpusError, match="no space left"):
+            load_corpus(manifest, tmp_path)
+    assert [path.suffix for path in tmp_path.iterdir()] in ([".lock"], [])
+    assert load_corpus(manifest, tmp_path).utterances == corpus.utterances
+
+
+def test_who_asks_at_the_same_time_waits_for_one_decoding(
+    manifest: Path, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As the processes of torchrun do: the lock is a file's, so threads stand for processes."""
+    decoded, decode = [], data.decode_audio
+
+    def slowly(content: bytes, name: str) -> data.Samples:
+        decoded.append(name)
+        time.sleep(0.05)
+        return decode(content, name)
+
+    monkeypatch.setattr(data, "decode_audio", slowly)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: load_corpus(manifest, tmp_path), range(3)))
+    assert len(decoded) == 6
+    for other in found:
+        assert other.utterances == corpus.utterances
+        assert all(np.array_equal(other.pcm(i), corpus.pcm(i)) for i in range(6))
 
 
 def test_lhotse_cut_sets_are_read(tmp_path: Path):
