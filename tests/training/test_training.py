@@ -370,6 +370,49 @@ def test_resumed_run_is_the_same_run(corpus: Corpus, tmp_path: Path):
         torch.testing.assert_close(tensor, resumed.model.state_dict()[name], rtol=0, atol=0, msg=name)
 
 
+def test_a_resumed_run_has_what_was_left_of_its_time(corpus: Corpus, tmp_path: Path):
+    part = make_trainer(corpus, tmp_path, steps=1000, max_minutes=1.0)
+    part.step, part.elapsed_s, part.seconds = 3, 29.5, 0.5  # the last step's seconds are counted with the next one
+    part.save()
+    resumed = make_trainer(corpus, tmp_path, steps=1000, max_minutes=1.0)
+    assert resumed.resume()
+    assert resumed.progress == part.progress > 0.49 and resumed.learning_rate() == part.learning_rate()
+    resumed.train_step(next(iter(resumed._loader())))
+    assert resumed.elapsed_s == 30.0
+
+
+def test_the_length_of_a_run_may_be_counted_in_epochs(corpus: Corpus, tmp_path: Path):
+    trainer = make_trainer(corpus, tmp_path, steps=1000, epochs=2.0, batch_seconds=4.0)
+    trainer.run()
+    assert (trainer.step, trainer.epoch) == (2 * len(make_batches(corpus, 4.0, 0, 0)), 1)
+    with pytest.raises(ValueError, match="fewer batches"):
+        make_trainer(corpus.subset([]), tmp_path)
+
+
+def test_provenance_says_what_a_run_started_from(
+    manifest: Path, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MOCHA_CACHE", str(tmp_path / "cache"))
+    first = make_trainer(corpus, tmp_path / "first", steps=2)
+    first.run()
+    assert "started_from" not in first.provenance()
+    second = tmp_path / "second"
+    app = typer.Typer()
+    app.command()(cli.train)
+    options = ["--data", str(manifest.parent), "--out", str(second), "--recipe", "plain", "--device", "cpu"]
+    again = ["--init", str(tmp_path / "first" / "final.safetensors"), "--steps", "1"]
+    for command in ([*options, *again], [*options, "--preset", "tiny", "--steps", "2"]):  # resumed without --init
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+    found = Recognizer.load(second / "final.safetensors").provenance
+    origin = found["started_from"]
+    assert found["steps"] == 2 and origin["steps"] == 2 and origin["recipe"]["batch_seconds"] == 8.0
+    assert origin["hours_heard"] > 0 and "started_from" not in origin and str(tmp_path) not in json.dumps(found)
+    parts = (plain(), first.model, first.tokenizer, first.augmenter, None, tmp_path / "third")
+    third = Trainer(*parts, started_from=found)
+    assert third.provenance()["started_from"]["started_from"] == origin
+
+
 def test_run_leaves_what_a_user_needs(corpus: Corpus, tmp_path: Path):
     trainer = make_trainer(corpus, tmp_path, steps=10, evaluate_every=10)
     trainer.dev = corpus.subset([0, 1])

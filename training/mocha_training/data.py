@@ -262,7 +262,8 @@ def _decode_cut(cut: Any) -> Samples:
         audio = cut.resample(SAMPLE_RATE).load_audio().mean(axis=0)
     except (AudioLoadingError, DurationMismatchError, OSError, ValueError, RuntimeError, AssertionError) as error:
         raise CorpusError(f"{cut.id}: not a readable recording ({error})") from error
-    return np.clip(audio * 32768.0, -32768, 32767).astype(np.int16)
+    samples: Samples = np.clip(audio * 32768.0, -32768, 32767).astype(np.int16)
+    return samples
 
 
 def trainable(corpus: Corpus, min_seconds: float, max_seconds: float, units: Units = "characters") -> Corpus:
