@@ -160,7 +160,8 @@ def evaluate(
     try:
         checkpoint = load_checkpoint(model)
         corpus = load_corpus(manifest, units=checkpoint.tokenizer.units)
-        corpus = corpus.subset(list(range(min(limit or len(corpus.utterances), len(corpus.utterances)))))
+        if limit:
+            corpus = corpus.subset(list(range(min(limit, len(corpus.utterances)))))
         how: Decoding | Beam | None = decoding
         if beam:
             fusion = Fusion(((lm_weight, CharacterLanguageModel.load(lm, checkpoint.tokenizer)),) if lm else ())

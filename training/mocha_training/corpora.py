@@ -25,7 +25,7 @@ Part = tuple[str, str, dict[str, Any]]
 def prepare(corpus: Name, source: Path, out: Path, num_jobs: int = 1) -> dict[str, int]:
     """Write the manifests of the corpus in `source` into `out`: utterances per split.
 
-    Recordings of many utterances are cut into those: each line of a manifest is one, with its text.
+    Recordings of many utterances are cut: each line of a manifest is one utterance with its text.
 
     Raises:
         CorpusError: `source` has another layout, lacks one of the splits, or what is there cannot be read.
@@ -38,7 +38,7 @@ def prepare(corpus: Name, source: Path, out: Path, num_jobs: int = 1) -> dict[st
     cuts: dict[str, list[Any]] = {}
     try:
         for split, name, manifests in READERS[corpus](source.resolve(), num_jobs):
-            cuts.setdefault(split, []).extend(_utterances(manifests, name, TEXTS.get(corpus, _written)))
+            cuts.setdefault(split, []).extend(_utterances(manifests, name, TEXTS.get(corpus)))
     except CorpusError:
         raise
     except (AudioLoadingError, ValueError, KeyError, AssertionError, RuntimeError, OSError) as error:
@@ -52,12 +52,13 @@ def prepare(corpus: Name, source: Path, out: Path, num_jobs: int = 1) -> dict[st
     return {split: len(cuts[split]) for split in SPLITS if split in cuts}
 
 
-def _utterances(manifests: dict[str, Any], name: str, text_of: Callable[[Any], str]) -> Iterator[Any]:
+def _utterances(manifests: dict[str, Any], name: str, text_of: Callable[[Any], str] | None) -> Iterator[Any]:
     from lhotse import CutSet
 
     for cut in CutSet.from_manifests(**manifests).trim_to_supervisions(keep_overlapping=False):
         (spoken,) = cut.supervisions
-        spoken.text = text_of(spoken)
+        if text_of is not None:
+            spoken.text = text_of(spoken)
         cut.custom = {"corpus": name}
         yield cut.with_id(spoken.id)
 
@@ -70,7 +71,7 @@ def _librispeech(source: Path, num_jobs: int) -> Iterator[Part]:
     """
     from lhotse.recipes import prepare_librispeech
 
-    parts = sorted(path.name for path in source.glob("*-*") if path.name.split("-")[0] in SPLITS)
+    parts = sorted(p.name for p in source.glob("*-*") if p.is_dir() and p.name.split("-")[0] in SPLITS)
     if not parts:
         raise CorpusError(f"{source}: not LibriSpeech's layout, there is no directory train-clean-100 or such")
     for part, manifests in prepare_librispeech(source, dataset_parts=parts, num_jobs=num_jobs).items():
@@ -130,20 +131,25 @@ def _kaldi(source: Path, directories: tuple[str, str, str]) -> Iterator[Part]:
         yield split, source.name, {"recordings": recordings, "supervisions": supervisions}
 
 
-def _written(spoken: Any) -> str:
+def _without_marks(spoken: Any) -> str:
     return " ".join(MARKS.sub(" ", spoken.text or "").split())
 
 
 def _joined(spoken: Any) -> str:
     """TED-LIUM writes "it 's", "they 're", "rock 'n roll"."""
-    return re.sub(r"(?<=\w) '(?=\w)", "'", _written(spoken))
+    return re.sub(r"(?<=\w) '(?=\w)", "'", _without_marks(spoken))
 
 
 def _phones(spoken: Any) -> str:
     return " ".join(item.symbol for item in spoken.alignment["phone"])
 
 
-TEXTS: dict[Name, Callable[[Any], str]] = {"tedlium": _joined, "timit": _phones}
+TEXTS: dict[Name, Callable[[Any], str]] = {
+    "tedlium": _joined,
+    "timit": _phones,
+    "wsj": _without_marks,
+    "kaldi": _without_marks,
+}
 READERS: dict[Name, Callable[[Path, int], Iterator[Part]]] = {
     "librispeech": _librispeech,
     "commonvoice": _commonvoice,
