@@ -31,8 +31,7 @@ SUMMARIES = {
     "calibrate": "Fit the confidence of words to how often they are right.",
     "align": "Draw where in a recording the model listens for each character.",
     "synthesize": "Read text aloud with every free voice here, as training data.",
-    "prepare-timit": "Read TIMIT in its own layout into manifests.",
-    "prepare-kaldi": "Read a corpus that Kaldi has prepared, such as WSJ, into manifests.",
+    "prepare": "Read a published corpus in its own layout into manifests to train from.",
     "train-lm": "Train a character language model for beam search.",
 }
 

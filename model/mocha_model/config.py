@@ -185,6 +185,16 @@ def small(vocab_size: int) -> ModelConfig:
     )
 
 
+def large(vocab_size: int) -> ModelConfig:
+    """As `small` with five LSTM-640 layers; about 22 M parameters, for hundreds of hours of speech and a GPU."""
+    return ModelConfig(
+        vocab_size=vocab_size,
+        encoder=EncoderConfig(num_conv_lstm_layers=0, lstm_sizes=(640,) * 5, projection_size=640, dropout=0.2),
+        attention=AttentionConfig(size=256),
+        decoder=DecoderConfig(lstm_size=512, dropout=0.2),
+    )
+
+
 def tiny(vocab_size: int) -> ModelConfig:
     """A network of a few thousand parameters with every kind of layer, for tests."""
     return ModelConfig(

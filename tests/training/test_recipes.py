@@ -8,59 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import typer
 from lhotse.recipes.timit import get_phonemes
-from numpy.typing import NDArray
-from typer.testing import CliRunner
 
 from mocha_model import config as presets
 from mocha_model.checkpoint import load_checkpoint
 from mocha_model.config import tiny
 from mocha_model.model import SpeechModel
 from mocha_model.tokenizer import Tokenizer
-from mocha_training import cli, losses, recipes
+from mocha_training import losses, recipes
 from mocha_training.augment import Augmenter
 from mocha_training.config import TrainConfig
-from mocha_training.corpora import prepare_kaldi, prepare_timit
-from mocha_training.data import Corpus, CorpusError, Utterance, load_corpus, make_batches, trainable
+from mocha_training.data import Corpus, Utterance, load_corpus, make_batches, trainable
 from mocha_training.evaluate import Result, summarize
 from mocha_training.phones import CLASS_OF, PhoneError, fold_phones
 from mocha_training.trainer import Trainer
 from mocha_training.weights import Draw, InitConfig, WeightNoise, draw_weights, noisy_parameters, perturbed
+from tests.training.made_up import run, said, tones, write_sphere
 
 PHONES = sorted(CLASS_OF)
-app = typer.Typer()
-for command in (cli.prepare_timit, cli.prepare_kaldi, cli.train, cli.evaluate):
-    app.command()(command)
-
-
-def run(*arguments: object) -> str:
-    done = CliRunner().invoke(app, [str(a) for a in arguments])
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
-def tones(symbols: list[str], samples_each: int) -> NDArray[np.int16]:
-    """A tone of its own for each symbol, one after another."""
-    time = np.arange(samples_each) / 16_000
-    pitches = [200 + 97 * (sum(map(ord, s)) % 61) for s in symbols]
-    return np.concatenate([(8000 * np.sin(2 * np.pi * f * time)).astype(np.int16) for f in pitches])
-
-
-def write_sphere(path: Path, samples: NDArray[np.int16]) -> None:
-    """A NIST SPHERE file, which is what TIMIT's .WAV files are."""
-    fields = {
-        "sample_count": len(samples),
-        "sample_n_bytes": 2,
-        "channel_count": 1,
-        "sample_rate": 16_000,
-        "sample_byte_format": "01",
-        "sample_sig_bits": 16,
-        "sample_coding": "pcm",
-    }
-    lines = [f"{k} -s{len(v)} {v}" if isinstance(v, str) else f"{k} -i {v}" for k, v in fields.items()]
-    header = "\n".join(["NIST_1A", "   1024", *lines, "end_head", ""])
-    path.write_bytes(header.encode().ljust(1024) + samples.tobytes())
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +46,12 @@ def timit_disc(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def kaldi(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def kaldi(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Made-up sentences as Kaldi's scripts leave WSJ: whole recordings, one of the directories with segments."""
-    root, directories = tmp_path_factory.mktemp("wsj"), {}
+    root = tmp_path_factory.mktemp("wsj")
     sentences = ["A. T. AND T.", "STOCKS <NOISE> FELL", "BONDS ROSE", "<SPOKEN_NOISE> THEY'RE UP", "NO COMMENT"]
-    for split in ("train", "dev", "test"):
-        directory = directories[split] = root / split
+    for split in ("train_si284", "test_dev93", "test_eval92"):
+        directory = root / split
         directory.mkdir()
         tables: dict[str, list[str]] = {name: [] for name in ("wav.scp", "text", "utt2spk", "reco2dur")}
         for number, sentence in enumerate(sentences):
@@ -97,12 +62,12 @@ def kaldi(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             rows = (directory / f"{key}.wav", sentence, f"4k{number}", len(samples) / 16_000)
             for name, value in zip(tables, rows, strict=True):
                 tables[name].append(f"{key} {value}")
-        if split == "test":
+        if split == "test_eval92":
             tables["segments"] = ["4k0c0200 4k0c0200 0.0 0.8"]
             tables["text"], tables["utt2spk"] = ["4k0c0200 A. T. AND"], ["4k0c0200 4k0"]
         for name, lines in tables.items():
             (directory / name).write_text("\n".join(lines) + "\n")
-    return directories
+    return root
 
 
 def test_timit_from_its_own_layout_to_a_phone_error_rate(
@@ -110,7 +75,7 @@ def test_timit_from_its_own_layout_to_a_phone_error_rate(
 ):
     monkeypatch.setenv("MOCHA_CACHE", str(tmp_path / "cache"))
     data, out = tmp_path / "data", tmp_path / "run"
-    assert "train 6, dev 3, test 3" in run("prepare-timit", "--corpus", timit_disc, "--out", data)
+    assert "train 6, dev 3, test 3" in run("prepare", "timit", timit_disc, "--out", data)
     corpus = load_corpus(data / "train.jsonl.gz", units="words")
     (spoken,) = (u for u in corpus.utterances if u.key == "FCJF0-SI1027")
     lines = (timit_disc / "data/TRAIN/DR1/FCJF0/SI1027.PHN").read_text().splitlines()
@@ -149,7 +114,7 @@ def test_wsj_from_kaldi_directories_to_a_word_error_rate(
     recipe: str,
     options: tuple[str, ...],
     mechanism: str,
-    kaldi: dict[str, Path],
+    kaldi: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -158,7 +123,7 @@ def test_wsj_from_kaldi_directories_to_a_word_error_rate(
     own = getattr(presets, recipe)(9).attention.mechanism
     monkeypatch.setattr(presets, recipe, lambda size: tiny(size).with_attention(mechanism=own))
     data, out = tmp_path / "data", tmp_path / "run"
-    run("prepare-kaldi", *(x for name, path in kaldi.items() for x in (f"--{name}", path)), "--out", data)
+    run("prepare", "wsj", kaldi, "--out", data)
     texts = [u.text for u in load_corpus(data / "train.jsonl.gz").utterances]
     assert texts == ["a t and t", "stocks fell", "bonds rose", "they're up", "no comment"]
     (segment,) = load_corpus(data / "test.jsonl.gz").utterances
@@ -170,24 +135,10 @@ def test_wsj_from_kaldi_directories_to_a_word_error_rate(
     assert checkpoint.provenance["recipe"]["ctc_only"] == (1.0 if options == ("--ctc-only",) else 0.0)
     on_dev = ("evaluate", "--model", out / "final.safetensors", "--manifest", data / "dev.jsonl.gz", "--json")
     if mechanism == "softmax":
-        refused = CliRunner().invoke(app, [*map(str, on_dev), "--beam", "8"])
-        assert refused.exit_code == 1 and "offline" in refused.output
+        refused, output = said(*on_dev, "--beam", 8)
+        assert refused == 1 and "offline" in output
     report = json.loads(run(*on_dev, *(() if mechanism == "softmax" else ("--beam", 8))))
     assert report["utterances"] == 5 and report["wer"] > 0 and report["ctc_wer"] > 0
-
-
-def test_corpora_in_other_layouts_are_refused(tmp_path: Path, kaldi: dict[str, Path]):
-    with pytest.raises(CorpusError, match="data/TRAIN"):
-        prepare_timit(tmp_path, tmp_path / "out")
-    (tmp_path / "data" / "TRAIN").mkdir(parents=True)
-    with pytest.raises(CorpusError, match="no recordings"):
-        prepare_timit(tmp_path, tmp_path / "out")
-    with pytest.raises(CorpusError, match=r"no wav\.scp"):
-        prepare_kaldi({"train": tmp_path}, tmp_path / "out")
-    for name in ("wav.scp", "text", "utt2spk"):
-        (tmp_path / name).write_text("one\n")
-    with pytest.raises(CorpusError, match="not a usable Kaldi"):
-        prepare_kaldi({"train": tmp_path}, tmp_path / "out")
 
 
 def test_phones_fold_to_the_standard_classes():

@@ -1,8 +1,13 @@
 """Training in miniature: batches, augmentation, losses, a falling loss, exact resume, evaluation."""
 
+import gzip
 import io
 import json
+import os
+import shutil
 import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +21,7 @@ from mocha_model.config import tiny
 from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
-from mocha_training import cli, losses
+from mocha_training import cli, data, losses
 from mocha_training.augment import AugmentConfig, Augmenter, add_noise, change_speed, spec_augment
 from mocha_training.average import average_checkpoints
 from mocha_training.config import TrainConfig
@@ -76,6 +81,84 @@ def test_bad_corpora_are_named(tmp_path: Path, manifest: Path):
     lacking.write_text(json.dumps(row))
     with pytest.raises(CorpusError, match="absent"):
         load_corpus(lacking, tmp_path)
+
+
+def other_corpus(manifest: Path, directory: Path) -> Path:
+    """A copy of the corpus that a test may spoil."""
+    directory.mkdir()
+    for name in (manifest.name, "train-000.tar"):
+        shutil.copy(manifest.parent / name, directory / name)
+    return directory / manifest.name
+
+
+@pytest.mark.parametrize("length", [100, 30_000, 150_000, 400_000])
+def test_truncated_shards_are_named(length: int, manifest: Path, tmp_path: Path):
+    spoiled = other_corpus(manifest, tmp_path / "corpus")
+    shard = spoiled.with_name("train-000.tar")
+    assert shard.stat().st_size > length
+    os.truncate(shard, length)
+    with pytest.raises(CorpusError, match=r"train-000\.tar"):
+        load_corpus(spoiled, tmp_path / "cache")
+    packed = gzip.compress(manifest.with_name("train-000.tar").read_bytes())
+    shard.write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(CorpusError, match=r"train-000\.tar"):
+        load_corpus(spoiled, tmp_path / "cache")
+    shard.unlink()
+    with pytest.raises(CorpusError, match=r"train-000\.tar"):
+        load_corpus(spoiled, tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*.i16")) and not list((tmp_path / "cache").glob("*.json"))
+
+
+def test_malformed_manifests_are_named(tmp_path: Path):
+    for name, content in (("a.jsonl", "{"), ("b.jsonl", '{"key": "k"}'), ("c.jsonl.gz", "{"), ("d.jsonl", "[1]")):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(CorpusError, match=name):
+            load_corpus(tmp_path / name, tmp_path)
+
+
+def test_a_changed_shard_is_decoded_again(manifest: Path, tmp_path: Path):
+    changed = other_corpus(manifest, tmp_path / "corpus")
+    before = load_corpus(changed, tmp_path / "cache")
+    louder = FIXTURES / "suit.wav"
+    with tarfile.open(changed.with_name("train-000.tar"), "w") as tar:
+        for number in range(6):
+            tar.add(louder, f"k{number}.wav")
+    after = load_corpus(changed, tmp_path / "cache")
+    assert np.array_equal(after.audio(0), before.audio(1)) and not np.array_equal(after.audio(0), before.audio(0))
+
+
+def test_an_interrupted_decoding_leaves_no_corpus(
+    manifest: Path, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: object) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(data.json, "dumps", full)
+        with pytest.raises(CorpusError, match="no space left"):
+            load_corpus(manifest, tmp_path)
+    assert [path.suffix for path in tmp_path.iterdir()] in ([".lock"], [])
+    assert load_corpus(manifest, tmp_path).utterances == corpus.utterances
+
+
+def test_who_asks_at_the_same_time_waits_for_one_decoding(
+    manifest: Path, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As the processes of torchrun do: the lock is a file's, so threads stand for processes."""
+    decoded, decode = [], data.decode_audio
+
+    def slowly(content: bytes, name: str) -> data.Samples:
+        decoded.append(name)
+        time.sleep(0.05)
+        return decode(content, name)
+
+    monkeypatch.setattr(data, "decode_audio", slowly)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: load_corpus(manifest, tmp_path), range(3)))
+    assert len(decoded) == 6
+    for other in found:
+        assert other.utterances == corpus.utterances
+        assert all(np.array_equal(other.pcm(i), corpus.pcm(i)) for i in range(6))
 
 
 def test_lhotse_cut_sets_are_read(tmp_path: Path):
@@ -285,6 +368,49 @@ def test_resumed_run_is_the_same_run(corpus: Corpus, tmp_path: Path):
     resumed.run()
     for name, tensor in whole.model.state_dict().items():
         torch.testing.assert_close(tensor, resumed.model.state_dict()[name], rtol=0, atol=0, msg=name)
+
+
+def test_a_resumed_run_has_what_was_left_of_its_time(corpus: Corpus, tmp_path: Path):
+    part = make_trainer(corpus, tmp_path, steps=1000, max_minutes=1.0)
+    part.step, part.elapsed_s, part.seconds = 3, 29.5, 0.5  # the last step's seconds are counted with the next one
+    part.save()
+    resumed = make_trainer(corpus, tmp_path, steps=1000, max_minutes=1.0)
+    assert resumed.resume()
+    assert resumed.progress == part.progress > 0.49 and resumed.learning_rate() == part.learning_rate()
+    resumed.train_step(next(iter(resumed._loader())))
+    assert resumed.elapsed_s == 30.0
+
+
+def test_the_length_of_a_run_may_be_counted_in_epochs(corpus: Corpus, tmp_path: Path):
+    trainer = make_trainer(corpus, tmp_path, steps=1000, epochs=2.0, batch_seconds=4.0)
+    trainer.run()
+    assert (trainer.step, trainer.epoch) == (2 * len(make_batches(corpus, 4.0, 0, 0)), 1)
+    with pytest.raises(ValueError, match="fewer batches"):
+        make_trainer(corpus.subset([]), tmp_path)
+
+
+def test_provenance_says_what_a_run_started_from(
+    manifest: Path, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MOCHA_CACHE", str(tmp_path / "cache"))
+    first = make_trainer(corpus, tmp_path / "first", steps=2)
+    first.run()
+    assert "started_from" not in first.provenance()
+    second = tmp_path / "second"
+    app = typer.Typer()
+    app.command()(cli.train)
+    options = ["--data", str(manifest.parent), "--out", str(second), "--recipe", "plain", "--device", "cpu"]
+    again = ["--init", str(tmp_path / "first" / "final.safetensors"), "--steps", "1"]
+    for command in ([*options, *again], [*options, "--preset", "tiny", "--steps", "2"]):  # resumed without --init
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+    found = Recognizer.load(second / "final.safetensors").provenance
+    origin = found["started_from"]
+    assert found["steps"] == 2 and origin["steps"] == 2 and origin["recipe"]["batch_seconds"] == 8.0
+    assert origin["hours_heard"] > 0 and "started_from" not in origin and str(tmp_path) not in json.dumps(found)
+    parts = (plain(), first.model, first.tokenizer, first.augmenter, None, tmp_path / "third")
+    third = Trainer(*parts, started_from=found)
+    assert third.provenance()["started_from"]["started_from"] == origin
 
 
 def test_run_leaves_what_a_user_needs(corpus: Corpus, tmp_path: Path):

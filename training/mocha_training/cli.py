@@ -5,7 +5,7 @@ import os
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from rich.table import Table
 
 from mocha_model import config as model_config
 from mocha_model.beam import BeamConfig
-from mocha_model.checkpoint import CheckpointError, calibrate_checkpoint, load_checkpoint
+from mocha_model.checkpoint import Checkpoint, CheckpointError, calibrate_checkpoint, load_checkpoint
 from mocha_model.model import SpeechModel
 from mocha_model.scorers import CharacterLanguageModel, Fusion, LanguageModelError
 from mocha_model.search import OfflineModelError
@@ -25,7 +25,7 @@ from mocha_model.tokenizer import Tokenizer, Units, normalize_text
 from mocha_training import calibrate as confidence
 from mocha_training import corpora, language, phones, pictures, recipes, synthesis
 from mocha_training.augment import Augmenter
-from mocha_training.config import Preset
+from mocha_training.config import Preset, TrainConfig
 from mocha_training.data import Corpus, CorpusError, decode_audio, find_manifest, load_corpus, trainable
 from mocha_training.evaluate import Beam, Decoding, evaluate_corpus, transcribe_corpus
 from mocha_training.trainer import Trainer
@@ -49,27 +49,15 @@ def feature_statistics(model: SpeechModel, corpus: Corpus, count: int, seed: int
     model.features.set_normalization(everything.mean(0), everything.std(0))
 
 
-def prepare_timit(
-    corpus: Annotated[Path, typer.Option(help="directory of the disc, with data/TRAIN and data/TEST")],
+def prepare(
+    corpus: Annotated[corpora.Name, typer.Argument(help="what it is")],
+    source: Annotated[Path, typer.Argument(help="its directory, laid out as it is published (docs/recipes.md)")],
     out: Annotated[Path, typer.Option(help="directory for the manifests train, dev and test (*.jsonl.gz)")],
+    jobs: Annotated[int, typer.Option(min=1, help="recordings looked at together")] = os.cpu_count() or 1,
 ) -> None:
-    """Read TIMIT in its own layout; its phones become the text."""
+    """Read a corpus in its own layout into manifests that `train` and `evaluate` take; its recordings stay there."""
     try:
-        counts = corpora.prepare_timit(corpus, out)
-    except CorpusError as error:
-        raise _fail(error) from error
-    console.print(", ".join(f"{name} {count}" for name, count in counts.items()) + " utterances")
-
-
-def prepare_kaldi(
-    train: Annotated[Path, typer.Option(help="Kaldi data directory to train on; for WSJ train_si284")],
-    dev: Annotated[Path, typer.Option(help="for WSJ test_dev93")],
-    test: Annotated[Path, typer.Option(help="for WSJ test_eval92")],
-    out: Annotated[Path, typer.Option(help="directory for the manifests train, dev and test (*.jsonl.gz)")],
-) -> None:
-    """Read a corpus that Kaldi's scripts have prepared, such as WSJ."""
-    try:
-        counts = corpora.prepare_kaldi({"train": train, "dev": dev, "test": test}, out)
+        counts = corpora.prepare(corpus, source, out, jobs)
     except CorpusError as error:
         raise _fail(error) from error
     console.print(", ".join(f"{name} {count}" for name, count in counts.items()) + " utterances")
@@ -90,7 +78,7 @@ def train(
     chunk_width: Annotated[int | None, typer.Option(help="w of MoChA, bound of MAtChA")] = None,
     init: Annotated[Path | None, typer.Option(help="start from the weights of this checkpoint")] = None,
     max_minutes: Annotated[float | None, typer.Option(help="time budget, for the schedules too")] = None,
-    steps: Annotated[int | None, typer.Option(help="length of the run")] = None,
+    steps: Annotated[int | None, typer.Option(help="length of the run, instead of the recipe's")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="the highest, instead of the recipe's")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda" if torch.cuda.is_available() else "cpu",
     dev_utterances: Annotated[int, typer.Option(help="dev utterances in evaluations during training")] = 150,
@@ -105,35 +93,38 @@ def train(
     try:
         config = recipes.RECIPES[recipe]()
         changes = {"max_minutes": max_minutes, "steps": steps, "learning_rate": learning_rate, "preset": preset}
-        changes["ctc_only"] = 1.0 if ctc_only else None
+        changes |= {"ctc_only": 1.0 if ctc_only else None, "epochs": None if steps is None else 0.0}
         config = config.model_copy(update={k: v for k, v in changes.items() if v is not None})
         everything = Corpus.joined([load_corpus(find_manifest(d, "train"), units=config.units) for d in data])
         corpus = trainable(everything, config.min_seconds, config.max_seconds, config.units)
         noises, dev = _first(data, "noise", config.units), _first(data, "dev", config.units)
-        if init is None:
-            tokenizer = Tokenizer.from_texts((u.text for u in corpus.utterances), config.units)
-            torch.manual_seed(config.seed)
-            sizes: model_config.ModelConfig = getattr(model_config, config.preset)(tokenizer.vocab_size)
-            attention = {"mechanism": mechanism, "chunk_width": chunk_width}
-            model = SpeechModel(sizes.with_attention(**{k: v for k, v in attention.items() if v is not None}))
-            draw_weights(model, config.init)
-            feature_statistics(model, corpus, 500, config.seed)
-        else:
-            start = load_checkpoint(init)
-            model, tokenizer = start.model, start.tokenizer
-            if tokenizer.units != config.units:
-                raise CheckpointError(f"{init}: its units are {tokenizer.units}, the recipe's {config.units}")
-    except (CorpusError, CheckpointError, KeyError, AttributeError) as error:
+        if dev is not None:
+            chosen = np.random.default_rng(0).permutation(len(dev.utterances))[:dev_utterances]
+            dev = dev.subset(sorted(chosen.tolist()))
+        start = _first_model(config, corpus, mechanism, chunk_width) if init is None else load_checkpoint(init)
+        if start.tokenizer.units != config.units:
+            raise CheckpointError(f"{init}: its units are {start.tokenizer.units}, the recipe's {config.units}")
+        augmenter = Augmenter(config.augment, corpus, noises)
+        trainer = Trainer(config, start.model, start.tokenizer, augmenter, dev, out, device, start.provenance)
+    except (ValueError, KeyError, AttributeError) as error:
         raise _fail(error) from error
-    if dev is not None:
-        chosen = np.random.default_rng(0).permutation(len(dev.utterances))[:dev_utterances]
-        dev = dev.subset(sorted(chosen.tolist()))
-    hours = corpus.seconds / 3600
-    console.print(f"{len(corpus.utterances)} utterances, {hours:.2f} h; {model.num_parameters / 1e6:.2f} M parameters")
-    trainer = Trainer(config, model, tokenizer, Augmenter(config.augment, corpus, noises), dev, out, device)
+    size = f"{start.model.num_parameters / 1e6:.2f} M parameters"
+    console.print(f"{len(corpus.utterances)} utterances, {corpus.seconds / 3600:.2f} h; {size}")
     if trainer.resume():
         console.print(f"resumed at step {trainer.step}")
     trainer.run()
+
+
+def _first_model(config: TrainConfig, corpus: Corpus, mechanism: str | None, chunk_width: int | None) -> Checkpoint:
+    """A network with its first weights, the symbols of `corpus` and its features' statistics; made of nothing yet."""
+    tokenizer = Tokenizer.from_texts((u.text for u in corpus.utterances), config.units)
+    torch.manual_seed(config.seed)
+    sizes: model_config.ModelConfig = getattr(model_config, config.preset)(tokenizer.vocab_size)
+    attention = {"mechanism": mechanism, "chunk_width": chunk_width}
+    model = SpeechModel(sizes.with_attention(**{k: v for k, v in attention.items() if v is not None}))
+    draw_weights(model, config.init)
+    feature_statistics(model, corpus, 500, config.seed)
+    return Checkpoint(model, model.config, tokenizer, provenance={})
 
 
 def _first(directories: list[Path], split: str, units: Units) -> Corpus | None:
@@ -164,22 +155,19 @@ def evaluate(
 ) -> None:
     """WER, CER, CTC branch, emission latency against a CTC forced alignment, token counts and real-time factor."""
     torch.set_num_threads(threads)
+    if lm and not beam:
+        raise _fail("--lm needs --beam")
     try:
         checkpoint = load_checkpoint(model)
         corpus = load_corpus(manifest, units=checkpoint.tokenizer.units)
-        fusion = Fusion(((lm_weight, CharacterLanguageModel.load(lm, checkpoint.tokenizer)),) if lm else ())
-    except (CorpusError, CheckpointError, LanguageModelError) as error:
-        raise _fail(error) from error
-    if lm and not beam:
-        raise _fail("--lm needs --beam")
-    how: Decoding | Beam | None = decoding
-    if beam:
-        how = Beam(BeamConfig(beam, threshold, selection_weight, length_bonus), fusion)
-    if limit:
-        corpus = corpus.subset(list(range(min(limit, len(corpus.utterances)))))
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("evaluating", total=len(corpus.utterances))
-        try:
+        if limit:
+            corpus = corpus.subset(list(range(min(limit, len(corpus.utterances)))))
+        how: Decoding | Beam | None = decoding
+        if beam:
+            fusion = Fusion(((lm_weight, CharacterLanguageModel.load(lm, checkpoint.tokenizer)),) if lm else ())
+            how = Beam(BeamConfig(beam, threshold, selection_weight, length_bonus), fusion)
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task("evaluating", total=len(corpus.utterances))
             report, results = evaluate_corpus(
                 checkpoint.model,
                 checkpoint.tokenizer,
@@ -188,16 +176,18 @@ def evaluate(
                 lambda done: bar.advance(task, done),
                 phones.fold_phones if fold_phones else str,
             )
-        except (phones.PhoneError, OfflineModelError) as error:
-            raise _fail(error) from error
+    except (CorpusError, CheckpointError, LanguageModelError, phones.PhoneError, OfflineModelError) as error:
+        raise _fail(error) from error
     if hypotheses is not None:
-        with hypotheses.open("w", encoding="utf-8") as file:
-            for r in results:
-                row = {"key": r.key, "reference": r.reference, "hypothesis": r.hypothesis, "ctc": r.ctc}
-                file.write(json.dumps(row, ensure_ascii=False) + os.linesep)
+        rows = [{"key": r.key, "reference": r.reference, "hypothesis": r.hypothesis, "ctc": r.ctc} for r in results]
+        hypotheses.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     if as_json:
         sys.stdout.write(json.dumps(report) + "\n")
-        return
+    else:
+        _print_report(report)
+
+
+def _print_report(report: dict[str, Any]) -> None:
     table = Table("corpus", "utterances", "WER %", "CER %", "CTC WER %", "CTC CER %", "late p50 / p90 / p99 ms")
     for name, row in [*report["by_corpus"].items(), ("all", report)]:
         late = " / ".join("-" if v is None else f"{v:.0f}" for v in row["emission_latency_ms"].values())

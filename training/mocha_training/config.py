@@ -8,7 +8,7 @@ from mocha_model.tokenizer import Units
 from mocha_training.augment import AugmentConfig
 from mocha_training.weights import InitConfig, WeightNoise
 
-Preset = Literal["small", "wsj_mocha", "wsj_monotonic", "timit", "tiny"]
+Preset = Literal["small", "large", "wsj_mocha", "wsj_monotonic", "timit", "tiny"]
 
 
 class TrainConfig(BaseModel):
@@ -23,6 +23,7 @@ class TrainConfig(BaseModel):
 
     seed: int = 0
     steps: int = Field(20_000, gt=0, description="length of the run, unless the time budget ends it first")
+    epochs: float = Field(0.0, ge=0, description="length in passes over the corpus, instead of `steps`; 0 for those")
     max_minutes: float = Field(0.0, ge=0, description="time budget that the schedules are stretched over; 0 for none")
     batch_seconds: float = Field(160.0, gt=0, description="audio per batch, padding included")
     batch_utterances: int = Field(0, ge=0, description="utterances per batch, instead of `batch_seconds`; 0 for those")

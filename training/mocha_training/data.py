@@ -4,18 +4,26 @@ A corpus directory holds ``SPLIT.jsonl`` (key, shard, text, speaker, corpus, dur
 any lhotse CutSet (``*.jsonl.gz``) is read as well. Knows nothing of models.
 """
 
+import gzip
 import hashlib
 import io
 import json
 import os
 import tarfile
-from collections.abc import Iterator, Sequence
+import tempfile
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
 import torch
+from filelock import FileLock
 from numpy.typing import NDArray
 from rich.progress import track
 from torch import Tensor
@@ -107,28 +115,26 @@ def find_manifest(directory: Path, split: str) -> Path:
 def load_corpus(manifest: Path, cache: Path | None = None, units: Units = "characters") -> Corpus:
     """Read a manifest (``SPLIT.jsonl`` beside its shards, or a lhotse ``*.jsonl.gz`` CutSet), decoding it once.
 
+    What is decoded is kept for the manifest and its shards as they are now (path, size, time of change); the recordings
+    that a CutSet names are taken to stay as they are. One process decodes, others that ask meanwhile wait for it.
     Texts are normalised for `units`.
 
     Raises:
-        CorpusError: the manifest or something it names is missing or unreadable.
+        CorpusError: the manifest or something it names is missing or unreadable, or the cache cannot be written.
 
     """
     if not manifest.is_file():
         raise CorpusError(f"{manifest}: no such manifest")
-    stat = manifest.stat()
-    name = hashlib.sha256(f"{manifest.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:16]
-    base = (cache or cache_directory()) / name
+    base = (cache or cache_directory()) / _fingerprint(manifest)
     index, flat = base.with_suffix(".json"), base.with_suffix(".i16")
     if not index.is_file():
-        base.parent.mkdir(parents=True, exist_ok=True)
-        source = _lhotse_recordings(manifest) if manifest.name.endswith(".jsonl.gz") else _shard_recordings(manifest)
-        rows, offset = [], 0
-        with flat.open("wb") as out:
-            for utterance, samples in source:
-                out.write(samples.tobytes())
-                rows.append(asdict(utterance) | {"offset": offset, "num_samples": len(samples)})
-                offset += len(samples)
-        index.write_text(json.dumps(rows))
+        try:
+            base.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(base.with_suffix(".lock")):
+                if not index.is_file():
+                    _decode(manifest, index, flat)
+        except OSError as error:
+            raise CorpusError(f"{flat}: cannot be written; $MOCHA_CACHE says where else ({error})") from error
     rows = [row | {"text": normalize_text(row["text"], units)} for row in json.loads(index.read_text())]
     utterances = tuple(Utterance(**row) for row in rows)
     if not utterances:
@@ -136,10 +142,71 @@ def load_corpus(manifest: Path, cache: Path | None = None, units: Units = "chara
     return Corpus(utterances, (np.memmap(flat, dtype=np.int16, mode="r"),))
 
 
-def _shard_recordings(manifest: Path) -> Iterator[tuple[Utterance, Samples]]:
-    rows = [json.loads(line) for line in manifest.read_text(encoding="utf-8").splitlines()]
-    by_shard: dict[str, dict[str, dict[str, str]]] = {}
-    for row in rows:
+def _is_cut_set(manifest: Path) -> bool:
+    return manifest.name.endswith(".jsonl.gz")
+
+
+def _fingerprint(manifest: Path) -> str:
+    """A name that changes when the manifest does, or one of its shards."""
+    shards = [] if _is_cut_set(manifest) else sorted({row["shard"] for row in _rows(manifest)})
+    parts = []
+    for path in (manifest, *(manifest.parent / shard for shard in shards)):
+        try:
+            stat = path.stat()
+        except OSError as error:
+            raise CorpusError(f"{path}: not a readable shard ({error})") from error
+        parts.append(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}")
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _decode(manifest: Path, index: Path, flat: Path) -> None:
+    """Write all samples and, last, where each utterance lies: who sees the index sees the whole of both."""
+    recordings = _lhotse_recordings(manifest) if _is_cut_set(manifest) else _shard_recordings(manifest)
+    rows, offset = [], 0
+    with tempfile.TemporaryDirectory(dir=flat.parent, prefix=flat.stem) as own:
+        partial_index, partial_flat = Path(own) / index.name, Path(own) / flat.name
+        with partial_flat.open("wb") as out:
+            for utterance, samples in _in_order(recordings):
+                out.write(samples.tobytes())
+                rows.append(asdict(utterance) | {"offset": offset, "num_samples": len(samples)})
+                offset += len(samples)
+        partial_index.write_text(json.dumps(rows))
+        partial_flat.replace(flat)
+        partial_index.replace(index)
+
+
+# What is known of a recording before it is decoded, and what decodes it.
+Undecoded = tuple[Utterance, Callable[[], Samples]]
+
+
+def _in_order(recordings: Iterator[Undecoded]) -> Iterator[tuple[Utterance, Samples]]:
+    """Decode on all cores, a few ahead of what is asked for; decoders let go of Python's lock."""
+    workers = os.cpu_count() or 1
+    ahead: deque[tuple[Utterance, Future[Samples]]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        for utterance, decode in recordings:
+            ahead.append((utterance, pool.submit(decode)))
+            if len(ahead) > 2 * workers:
+                first, samples = ahead.popleft()
+                yield first, samples.result()
+        for first, samples in ahead:
+            yield first, samples.result()
+
+
+def _rows(manifest: Path) -> list[dict[str, Any]]:
+    try:
+        rows = [json.loads(line) for line in manifest.read_text(encoding="utf-8").splitlines()]
+        lacking = [name for row in rows for name in ("key", "shard", "text", "corpus") if name not in row]
+    except (ValueError, TypeError) as error:
+        raise CorpusError(f"{manifest}: not lines of JSON objects ({error})") from error
+    if lacking:
+        raise CorpusError(f"{manifest}: there are lines without {lacking[0]!r}")
+    return rows
+
+
+def _shard_recordings(manifest: Path) -> Iterator[Undecoded]:
+    by_shard: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in _rows(manifest):
         by_shard.setdefault(row["shard"], {})[row["key"]] = row
     for shard, wanted in by_shard.items():
         try:
@@ -150,23 +217,53 @@ def _shard_recordings(manifest: Path) -> Iterator[tuple[Utterance, Samples]]:
                     if key not in wanted or suffix == "json" or file is None:
                         continue
                     row = wanted.pop(key)
-                    text, speaker = row["text"] or "", row.get("speaker") or ""
-                    yield Utterance(key, text, speaker, row["corpus"], 0, 0), decode_audio(file.read(), member.name)
-        except (OSError, tarfile.TarError) as error:
+                    utterance = Utterance(key, row["text"] or "", row.get("speaker") or "", row["corpus"], 0, 0)
+                    yield utterance, partial(decode_audio, file.read(), member.name)
+        except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
             raise CorpusError(f"{manifest.parent / shard}: not a readable shard ({error})") from error
         if wanted:
             raise CorpusError(f"{manifest.parent / shard}: lacks {len(wanted)} recordings, {next(iter(wanted))} first")
 
 
-def _lhotse_recordings(manifest: Path) -> Iterator[tuple[Utterance, Samples]]:
+def _lhotse_recordings(manifest: Path) -> Iterator[Undecoded]:
     from lhotse import CutSet  # heavy, and only needed for such manifests
 
-    for cut in track(list(CutSet.from_file(manifest)), f"decoding {manifest.name}", transient=True):
+    let_lhotse_read_sphere()
+    try:
+        with gzip.open(manifest) as lines:
+            total = sum(1 for _ in lines)
+        for cut in track(CutSet.from_jsonl_lazy(manifest), f"decoding {manifest.name}", total, transient=True):
+            text = " ".join(s.text or "" for s in cut.supervisions)
+            speaker = next((s.speaker for s in cut.supervisions if s.speaker), "")
+            custom = getattr(cut, "custom", None) or {}
+            corpus = str(custom.get("corpus", manifest.name.removesuffix(".jsonl.gz")))
+            yield Utterance(cut.id, text, speaker, corpus, 0, 0), partial(_decode_cut, cut)
+    except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError) as error:
+        raise CorpusError(f"{manifest}: not a readable CutSet ({error})") from error
+
+
+def let_lhotse_read_sphere() -> None:
+    """Have lhotse read NIST SPHERE files (.sph) by itself, and call the program sph2pipe only for compressed ones."""
+    from lhotse.audio.backend import (
+        CompositeAudioBackend,
+        LibsndfileBackend,
+        get_default_audio_backend,
+        set_current_audio_backend,
+    )
+
+    set_current_audio_backend(CompositeAudioBackend([LibsndfileBackend(), get_default_audio_backend()]))
+
+
+def _decode_cut(cut: Any) -> Samples:
+    """Part of a recording that lhotse knows, mono at 16 kHz; raises CorpusError."""
+    from lhotse.audio.utils import AudioLoadingError, DurationMismatchError
+
+    try:
         audio = cut.resample(SAMPLE_RATE).load_audio().mean(axis=0)
-        text = " ".join(s.text or "" for s in cut.supervisions)
-        speaker = next((s.speaker for s in cut.supervisions if s.speaker), "")
-        samples = np.clip(audio * 32768.0, -32768, 32767).astype(np.int16)
-        yield Utterance(cut.id, text, speaker, manifest.name.removesuffix(".jsonl.gz"), 0, 0), samples
+    except (AudioLoadingError, DurationMismatchError, OSError, ValueError, RuntimeError, AssertionError) as error:
+        raise CorpusError(f"{cut.id}: not a readable recording ({error})") from error
+    samples: Samples = np.clip(audio * 32768.0, -32768, 32767).astype(np.int16)
+    return samples
 
 
 def trainable(corpus: Corpus, min_seconds: float, max_seconds: float, units: Units = "characters") -> Corpus:

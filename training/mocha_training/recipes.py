@@ -232,6 +232,40 @@ def _as_published(
     )
 
 
+def librispeech() -> TrainConfig:
+    """LibriSpeech's 960 hours from nothing to the end: the CTC branch alone for 3 passes, then along its path."""
+    return TrainConfig(
+        preset="large",
+        epochs=20,
+        batch_seconds=400,
+        learning_rate=1e-3,
+        warmup_steps=2000,
+        ctc_only=0.15,
+        attention="path",
+        spec_augment_from=0.05,
+        evaluate_every=2000,
+        average_last=5,
+        # None are joined: one long recording would pad its whole batch, and those of this corpus are long enough.
+        augment=_moderate().model_copy(
+            update={"join_probability": 0.0, "freq_mask_bins": 13, "time_mask_frames": 50, "noise_snr_db": (10.0, 30.0)}
+        ),
+    )
+
+
+def tedlium() -> TrainConfig:
+    """TED-LIUM 3: half as much speech as LibriSpeech, hence more passes over it."""
+    return librispeech().model_copy(update={"epochs": 30})
+
+
+def commonvoice() -> TrainConfig:
+    """One language of Common Voice: short sentences, recorded with noise and in rooms as they are.
+
+    The length suits a language of hundreds of hours; one of a few tens needs more `epochs` and less of a network.
+    """
+    augment = librispeech().augment.model_copy(update={"noise_probability": 0.1, "room_probability": 0.05})
+    return librispeech().model_copy(update={"augment": augment})
+
+
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "warm_start": warm_start,
     "encoder": encoder,
@@ -241,6 +275,9 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "settle": settle,
     "widen": widen,
     "plain": plain,
+    "librispeech": librispeech,
+    "tedlium": tedlium,
+    "commonvoice": commonvoice,
     "timit": timit,
     "wsj_monotonic": wsj_monotonic,
     "wsj_mocha": wsj_mocha,

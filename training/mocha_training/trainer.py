@@ -2,7 +2,9 @@
 
 Under torchrun every process takes its share of each epoch's batches and the gradients are averaged.
 
-One object owns the run; everything random is seeded by (seed, epoch, batch), so a resumed run is the same run. Knows
+One object owns the run; everything random is seeded by (seed, epoch, batch), so a resumed run is the same run, bit for
+bit on a CPU. With a time budget the schedules go on from the seconds spent before, so a resumed run does what was left
+of it; but how many steps fit in a second is the machine's, so two such runs are never the same, resumed or not. Knows
 nothing of command lines.
 """
 
@@ -31,6 +33,7 @@ from mocha_training.evaluate import evaluate_corpus
 from mocha_training.phones import fold_phones
 from mocha_training.weights import noisy_parameters, perturbed
 
+INHERITED = ("name", "steps", "hours_heard", "hours_of_corpus", "corpora", "recipe", "started_from")  # of a provenance
 LENGTH_MULTIPLE = 16_000  # samples; with the buckets of `make_batches` this leaves few distinct shapes
 
 
@@ -83,7 +86,9 @@ class Trainer:
         dev: Corpus | None,
         directory: Path,
         device: str = "cpu",
+        started_from: dict[str, Any] | None = None,
     ) -> None:
+        """`started_from` is the provenance of the checkpoint that `model` comes from, if it comes from one."""
         attention = model.config.attention
         if config.attention == "path" and (attention.mechanism == "softmax" or attention.energy == "dot"):
             raise ValueError("training along the path needs a monotonic mechanism with additive energies")
@@ -110,6 +115,7 @@ class Trainer:
             decoupled_weight_decay=config.decoupled_decay,
         )
         self.noisy = noisy_parameters(model, config.weight_noise.where) if config.weight_noise else []
+        self.started_from = {k: v for k, v in (started_from or {}).items() if k in INHERITED}
         self.fewest_errors = math.inf
         self.step = self.epoch = self.batch_in_epoch = 0
         self.elapsed_s = self.heard_s = 0.0
@@ -118,12 +124,15 @@ class Trainer:
         self.rank = torch.distributed.get_rank() if distributed else 0
         self.world = torch.distributed.get_world_size() if distributed else 1
         self.writer = SummaryWriter(str(directory / "tensorboard")) if self.rank == 0 else None
+        if not (per_epoch := len(self._epoch(0, 0))):
+            raise ValueError("the corpus has fewer batches than there are processes")
+        self.num_steps = max(1, round(config.epochs * per_epoch)) if config.epochs else config.steps
 
     @property
     def progress(self) -> float:
         """0 at the start, 1 at the end of the run, by steps or by the time budget, whichever is further."""
         by_time = self.elapsed_s / (60 * self.config.max_minutes) if self.config.max_minutes else 0.0
-        return min(1.0, max(self.step / self.config.steps, by_time))
+        return min(1.0, max(self.step / self.num_steps, by_time))
 
     def run(self) -> None:
         """Train to the end; the averaged model is ``final.safetensors``."""
@@ -265,10 +274,11 @@ class Trainer:
         return self.config.learning_rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * self.progress)))
 
     def _loader(self) -> DataLoader[Batch]:
-        place = (self.epoch, self.batch_in_epoch, self.rank, self.world)
-        data = EpochBatches(self.augmenter, self.tokenizer, self.config, *place)
         workers = 0 if self.device.type == "cpu" else 8
-        return DataLoader(data, batch_size=None, num_workers=workers)
+        return DataLoader(self._epoch(self.epoch, self.batch_in_epoch), batch_size=None, num_workers=workers)
+
+    def _epoch(self, number: int, first: int) -> EpochBatches:
+        return EpochBatches(self.augmenter, self.tokenizer, self.config, number, first, self.rank, self.world)
 
     def _after_step(self, figures: dict[str, float]) -> None:
         row = {"step": self.step, "epoch": self.epoch, "progress": self.progress, "elapsed_s": self.elapsed_s}
@@ -315,6 +325,8 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "fewest_errors": self.fewest_errors,
             "position": [self.step, self.epoch, self.batch_in_epoch, self.elapsed_s, self.heard_s],
+            "seconds": self.seconds,
+            "started_from": self.started_from,
         }
         partial = self.directory / "last.pt.partial"
         torch.save(state, partial)
@@ -336,6 +348,8 @@ class Trainer:
         self.step, self.epoch, self.batch_in_epoch = (int(n) for n in state["position"][:3])
         self.elapsed_s, self.heard_s = state["position"][3:]
         self.fewest_errors = state.get("fewest_errors", math.inf)
+        self.seconds = state.get("seconds", 0.0)
+        self.started_from = state.get("started_from", {})
         return True
 
     def finish(self) -> None:
@@ -353,7 +367,8 @@ class Trainer:
     def provenance(self) -> dict[str, Any]:
         """What made these weights."""
         corpora = sorted({u.corpus for u in self.augmenter.corpus.utterances})
-        return {
+        inherited = {"started_from": self.started_from} if self.started_from else {}
+        return inherited | {
             "name": "mocha-asr",
             "steps": self.step,
             "epochs": self.heard_s / self.augmenter.corpus.seconds,
