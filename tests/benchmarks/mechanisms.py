@@ -2,9 +2,9 @@
 
 The encoder, the features' normalisation and the CTC head are those of a checkpoint and stay as they are; attention and
 decoder begin anew and are trained for the same steps, in expectation as in the papers, and MoChA along the CTC path
-too. Costs are CPU time of one thread. Then the dev split is read greedily, online and softly. Needs recorded speech. Run it as
-`python tests/benchmarks/mechanisms.py --data ../shared/speech --steps 700` (writes docs/attention/mechanisms.json and
-.md); a mechanism that is in the file already is not trained again.
+too. Costs are CPU time of one thread. Then the dev split is read greedily, online and softly. Needs recorded speech.
+Run it as `python tests/benchmarks/mechanisms.py --data ../shared/speech --steps 700` (writes
+docs/attention/mechanisms.json and .md); a mechanism that is in the file already is not trained again.
 """
 
 import argparse

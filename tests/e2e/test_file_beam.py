@@ -6,10 +6,10 @@ from typing import Any
 import httpx
 import pytest
 import torch
-
-from mocha_model.recognizer import Recognizer
 from tests.conftest import Server
 from tests.e2e.conftest import Clip, native
+
+from mocha_model.recognizer import Recognizer
 
 
 @pytest.fixture(scope="module")
