@@ -148,6 +148,9 @@ class PhraseState:
     root: Tensor
 
 
+Trie = tuple[Tensor, Tensor]  # `next_node` and `worth` of its nodes, see `PhraseBook`
+
+
 class PhraseBook:
     """Favours phrases, character by character; each row may have its own.
 
@@ -170,10 +173,18 @@ class PhraseBook:
 
     def add(self, phrases: Sequence[str]) -> int:
         """The root of a new trie, for `PhraseState.root`; 0 if there are no phrases. Words are normalised."""
+        return self.insert(self.trie(phrases))
+
+    def trie(self, phrases: Sequence[str]) -> Trie | None:
+        """What `insert` takes. Nearly all the work, and may be done in any thread: it leaves the table alone."""
         cleaned = [text for text in (normalize_text(p, self._tokenizer.units) for p in phrases) if text]
-        if not cleaned:
+        return _trie(cleaned, self._tokenizer, self._bonus) if cleaned else None
+
+    def insert(self, trie: Trie | None) -> int:
+        """See `add`."""
+        if trie is None:
             return 0
-        next_node, worth = _trie(cleaned, self._tokenizer, self._bonus)
+        next_node, worth = trie
         first = self._place(len(worth))
         place = slice(first, first + len(worth))
         self._next_node[place], self._worth[place] = next_node + first, worth
@@ -223,7 +234,7 @@ class PhraseBook:
         return PhraseState(self._next_node[state.node.cpu(), token.cpu()].to(token.device), state.root)
 
 
-def _trie(phrases: Sequence[str], tokenizer: Tokenizer, bonus: float) -> tuple[Tensor, Tensor]:
+def _trie(phrases: Sequence[str], tokenizer: Tokenizer, bonus: float) -> Trie:
     """`next_node` [N, V] int64 and `worth` [N, V] of a trie; node 0 is inside another word, 1 before a word."""
     space, vocab = tokenizer.encode(" ")[0], tokenizer.vocab_size
     children: list[dict[int, int]] = [{}, {}]

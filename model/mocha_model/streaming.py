@@ -37,6 +37,12 @@ def gather_rows(state: State, index: Tensor) -> State:
     return gathered
 
 
+def first_rows(state: State, count: int) -> State:
+    """View of the first `count` rows of every tensor in `state`."""
+    first: State = map_state(lambda tensor: tensor[:count], state)
+    return first
+
+
 def scatter_rows(pool: State, index: Tensor, rows: State) -> None:
     """Write `rows` (K rows) over the rows `index` [K] int64 of `pool`, in place; the caller owns the pool."""
     map_state(lambda into, new: into.index_copy_(0, index, new), pool, rows)

@@ -26,11 +26,11 @@ def take_front(blocks: deque[Samples], num_samples: int) -> Samples:
     return np.concatenate([as_float(part) for part in parts]) if parts else np.zeros(0, np.float32)
 
 
-def stack(parts: list[Samples]) -> Float:
-    """Rows [B, N] of one array; shorter ones are padded with zeros. What is int16 is converted together."""
-    stacked = np.zeros((len(parts), max(map(len, parts))), np.float32)
+def stack(parts: list[Samples], num_rows: int) -> Float:
+    """Rows [num_rows, N] of one array, padded with zeros. What is int16 is converted together."""
+    stacked = np.zeros((num_rows, max(map(len, parts))), np.float32)
     whole = np.array([part.dtype == np.int16 for part in parts])
-    for into, part in zip(stacked, parts, strict=True):
+    for into, part in zip(stacked, parts, strict=False):
         into[: len(part)] = part
-    stacked[whole] /= np.float32(32768)
+    stacked[: len(parts)][whole] /= np.float32(32768)
     return stacked

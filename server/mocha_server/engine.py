@@ -17,18 +17,21 @@ import torch
 
 from mocha_model.emissions import Emission
 from mocha_model.recognizer import Recognizer
-from mocha_model.streaming import gather_rows, scatter_rows
+from mocha_model.scorers import PhraseBook, Trie
+from mocha_model.streaming import first_rows, gather_rows, scatter_rows
 from mocha_server.audio import Samples
 from mocha_server.buffers import stack, take_front
 from mocha_server.messages import ErrorCode
 from mocha_server.metrics import Metrics
 from mocha_server.scheduler import Candidate, Scheduler, Work
 from mocha_server.transcript import ModelInfo
+from mocha_server.warming import warm_up
 
 log = logging.getLogger(__name__)
 MAX_UNREAD = 2_000  # event groups a client may leave unread before it counts as too slow
 MAX_ROWS = 256  # of a step: more rows cost as much each, and delay the first
 ENOUGH_ROWS = 64  # ready streams for which a step begins at once: more would hardly make it cheaper for each
+LARGEST_S = 0.64  # of audio that a step takes of one stream
 TICK_S = 0.02  # otherwise a step waits so long for company, so that few streams cost little
 BACKGROUND_PRIORITY = 10  # niceness
 LAG_MEMORY = 0.9  # how much of the measured lag each step keeps
@@ -82,9 +85,10 @@ class Stream:
                 return
             self.engine.add(self, samples[start : start + step])
 
-    def favour(self, phrases: Sequence[str]) -> None:
+    async def favour(self, phrases: Sequence[str]) -> None:
         """Favour these phrases, and no others, from the next beginning: the first audio, or what follows a flush."""
-        self.engine.favour(self, phrases)
+        if (book := self.engine.phrases) is not None:  # hundreds of phrases take a while
+            self.engine.favour(self, await asyncio.to_thread(book.trie, phrases))
 
     def finish(self) -> None:
         """No more audio: flush, then the iteration ends."""
@@ -167,7 +171,7 @@ class Engine:
         self.max_buffer, self._max_lag_s = int(limits.max_buffer_s * rate), limits.max_lag_s
         head_start = max(0, info.frame_samples - info.latency_samples)
         block = max(1, round(rate * limits.block_ms / 1000 / info.frame_samples)) * info.frame_samples
-        self._scheduler = Scheduler(block, max(rate // 2, block), min(capacity, MAX_ROWS), head_start)
+        self._scheduler = Scheduler(block, max(int(rate * LARGEST_S), block), min(capacity, MAX_ROWS), head_start)
         self._pool, self._device = recognizer.init_state(capacity), recognizer.model.features.mean.device
         self._free = list(range(capacity))[::-1]
         self._streams: dict[int, Stream] = {}
@@ -180,7 +184,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Begin to serve, once a first step on silence has claimed the memory and made the kernels that steps need."""
+        """Begin to serve, once steps on silence have claimed the memory and made the kernels that all others need."""
         self._thread.start()
         self._warm.wait()
 
@@ -236,13 +240,17 @@ class Engine:
         with self._lock:
             return self._scheduler.is_ready(stream.place)
 
-    def favour(self, stream: Stream, phrases: Sequence[str]) -> None:
+    @property
+    def phrases(self) -> PhraseBook | None:
+        """Where the phrases of all streams are, if they may have any."""
+        return self._recognizer.phrases
+
+    def favour(self, stream: Stream, trie: Trie | None) -> None:
         """See `Stream.favour`."""
-        book = self._recognizer.phrases
         with self._lock:
-            if book is not None and not stream.closed:
+            if self.phrases is not None and not stream.closed:
                 stream.old_phrases.append(stream.phrases)
-                stream.phrases = book.add(phrases)
+                stream.phrases = self.phrases.insert(trie)
 
     def release(self, stream: Stream) -> None:
         """See `Stream.close`; twice is the same as once."""
@@ -279,7 +287,7 @@ class Engine:
             with suppress(OSError):  # a system where threads have no priority of their own
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_PRIORITY)
         try:
-            self._warm_up()
+            warm_up(self._recognizer, self._scheduler)
         finally:
             self._warm.set()
         while (taken := self._wait()) is not None:
@@ -296,13 +304,6 @@ class Engine:
         for stream in left:
             self.release(stream)
         self._post([(stream, [error]) for stream in left])
-
-    def _warm_up(self) -> None:
-        rows, block = self._scheduler.max_rows, self._scheduler.block
-        state = self._recognizer.init_state(rows)
-        for size in (block - self._scheduler.head_start, 2 * block):
-            silence = torch.zeros(rows, size, device=self._device)
-            _, state = self._recognizer.step(silence, torch.full((rows,), size, device=self._device), state)
 
     def _wait(self) -> list[tuple[Stream, Work, Samples]] | None:
         """The next batch with its audio, as soon as there is one; None to stop."""
@@ -325,8 +326,8 @@ class Engine:
         """Between two steps, when no row uses them; the lock is held."""
         forgotten, self._forgotten = self._forgotten, []
         for root in forgotten:
-            if self._recognizer.phrases is not None:
-                self._recognizer.phrases.remove(root)
+            if self.phrases is not None:
+                self.phrases.remove(root)
 
     def _measure_lag(self, streams: list[Stream]) -> None:
         """How late the audio is that is taken now."""
@@ -355,22 +356,25 @@ class Engine:
     def _step(self, taken: list[tuple[Stream, Work, Samples]]) -> None:
         began = time.perf_counter()
         works = [work for _, work, _ in taken]
-        device = self._device
-        rows = torch.tensor([stream.row for stream, _, _ in taken], device=device)
-        num_samples = torch.tensor([work.num_samples for work in works], device=device)
-        samples = torch.from_numpy(stack([part for _, _, part in taken])).to(device)
+        device, num_rows = self._device, self._scheduler.padded(works)
+        # What pads the batch goes on from the state of the first row, like the others, and is thrown away.
+        filler = [taken[0]] * (num_rows - len(works))
+        every = torch.tensor([stream.row for stream, _, _ in taken + filler], device=device)
+        num_samples = torch.tensor([work.num_samples for _, work, _ in taken + filler], device=device)
+        samples = torch.from_numpy(stack([part for _, _, part in taken], num_rows)).to(device)
+        rows = every[: len(works)]
         fresh = torch.tensor([work.fresh for work in works], device=device)
         if fresh.any():
             roots = torch.tensor([stream.phrases for stream, work, _ in taken if work.fresh], device=device)
             scatter_rows(self._pool, rows[fresh], self._recognizer.init_state(len(roots), roots))
-        emissions, state = self._recognizer.step(samples, num_samples, gather_rows(self._pool, rows))
+        emissions, state = self._recognizer.step(samples, num_samples, gather_rows(self._pool, every))
         if works[0].flush:  # then all of them
-            rest, state = self._recognizer.flush(state, torch.ones(len(works), dtype=torch.bool, device=device))
+            rest, state = self._recognizer.flush(state, torch.ones(num_rows, dtype=torch.bool, device=device))
             emissions = [first + more for first, more in zip(emissions, rest, strict=True)]
         # A row whose stream was closed meanwhile may be another's already: that one is fresh and resets it.
-        scatter_rows(self._pool, rows, state)
+        scatter_rows(self._pool, rows, first_rows(state, len(works)))
         events: list[tuple[Stream, list[Item]]] = []
-        for (stream, work, _), found in zip(taken, emissions, strict=True):
+        for (stream, work, _), found in zip(taken, emissions, strict=False):
             if work.flush:
                 self._after_flush(stream)
             events.append((stream, [*([found] if found else []), *([None] if work.flush else [])]))

@@ -2,10 +2,17 @@
 
 All rows of a batch get the same number of samples, whole blocks, so that nothing in the model has to be ragged. Two
 kinds of rows have batches of their own: fresh ones, whose analysis window is still empty, and ones at their end.
+
+Steps come in few shapes: the libraries below keep something for each shape they have met, and a server can only claim
+beforehand what it can list.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+SIZES = (1, 2, 4, *range(8, 32, 4), *range(32, 64, 8), *range(64, 128, 16), *range(128, 256, 32))  # rows of a step
+CUT_ROWS = 64  # with so many, the newest rows wait for the next step rather than fewer rows being padded to a size
+MAX_ENDING = 64  # rows at their end in one step, each of which gets a tail of silence besides
 
 
 @dataclass(eq=False, slots=True)
@@ -47,7 +54,7 @@ class Scheduler:
 
     Attributes:
         block: samples that make a stream ready.
-        largest: most samples taken from one stream in one step.
+        largest: most samples taken from one stream in one step; steps take 1, 2, 4 ... blocks.
         max_rows: most streams in one step; half as many for each doubling beyond two blocks, to bound its memory.
         head_start: samples by which the first block of a stream is shorter: it gives as many frames as the others,
             since a frame's window reaches beyond the frame by less than a frame.
@@ -60,6 +67,20 @@ class Scheduler:
     max_rows: int
     head_start: int = 0
     max_files_beside_live: int = 2
+
+    def takes(self) -> list[int]:
+        """Samples that a step may take of each row, except of rows at their end."""
+        return [self.block << k for k in range((self.largest // self.block).bit_length())]
+
+    def sizes(self, whole: int) -> list[int]:
+        """Rows, padding included, that a step of `whole` samples may have; 0 samples are rows at their end."""
+        most = max(1, min(self.max_rows, 2 * self.max_rows * self.block // whole if whole else MAX_ENDING))
+        return [size for size in SIZES if size < most] + [most]
+
+    def padded(self, works: list[Work]) -> int:
+        """How many rows the step of these has."""
+        blocks = 0 if works[0].flush else -(-works[0].num_samples // self.block)
+        return next(size for size in self.sizes(blocks * self.block) if size >= len(works))
 
     def is_ready(self, c: Candidate) -> bool:
         """Whether there is something to do for a stream."""
@@ -77,19 +98,21 @@ class Scheduler:
             files = files[: self.max_files_beside_live]
         if self._at_end(first):
             batch = [c for c in (live + files) if self._at_end(c)]
-            return [Work(c.key, c.buffered, True, c.fresh) for c in batch[: self.max_rows]]
+            return [Work(c.key, c.buffered, True, c.fresh) for c in batch[: self._rows(0, len(batch))]]
         alike = [(c, self._whole(c)) for c in (live + files) if c.fresh == first.fresh]
         take = self._take([whole for _, whole in alike])
         batch = [c for c, whole in alike if whole >= take]
-        return [Work(c.key, take - self._shorter(c), False, c.fresh) for c in batch[: self._rows(take)]]
+        return [Work(c.key, take - self._shorter(c), False, c.fresh) for c in batch[: self._rows(take, len(batch))]]
 
     def _take(self, wholes: list[int]) -> int:
         """How much to take of each row, when there are `wholes`: what gives most audio in all, the first row in it."""
-        sizes = range(self.block, wholes[0] + 1, self.block)
-        return max(sizes, key=lambda size: (size * min(self._rows(size), sum(w >= size for w in wholes)), size))
+        takes = [take for take in self.takes() if take <= wholes[0]]
+        return max(takes, key=lambda take: (take * self._rows(take, sum(w >= take for w in wholes)), take))
 
-    def _rows(self, whole: int) -> int:
-        return max(1, min(self.max_rows, 2 * self.max_rows * self.block // whole))
+    def _rows(self, whole: int, count: int) -> int:
+        """How many of `count` rows go into a step of `whole` samples."""
+        fit = [size for size in self.sizes(whole) if size <= count]
+        return fit[-1] if count >= CUT_ROWS or fit[-1] == self.sizes(whole)[-1] else count
 
     def _shorter(self, c: Candidate) -> int:
         return self.head_start if c.fresh else 0

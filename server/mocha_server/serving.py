@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 READ_AHEAD = 4  # messages a connection may have waiting before its socket is left unread
 BACKLOG = 2048
 PAUSE_S = 1.0  # before a dead worker is replaced, so that one that cannot live does not busy the machine
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's mallopt
 
 
 class ReadAhead(WebSocketsSansIOProtocol):
@@ -120,10 +120,14 @@ class Workers:
 
 
 def keep_memory() -> None:
-    """Tell glibc to keep what is freed: giving it back and asking again costs a fifth of each model step."""
+    """Tell glibc to keep what is freed: giving it back and asking again costs a fifth of each model step.
+
+    All threads share one heap, since only the first heap of a process is kept: others lose what is free at their ends.
+    """
     try:
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
         libc.mallopt(M_TRIM_THRESHOLD, -1)
+        libc.mallopt(M_ARENA_MAX, 1)
     except (OSError, AttributeError):  # another C library
         return

@@ -123,3 +123,18 @@ async def test_a_fast_sender_waits_for_room(engine: Engine, clip: NDArray[np.int
     assert most <= 2 * engine.max_buffer
     stream.finish()
     await heard
+
+
+async def test_batches_of_every_size_and_their_padding_change_no_text(
+    engine: Engine, lively: Recognizer, clip: NDArray[np.int16]
+):
+    expected = text_of(lively.transcribe(torch.from_numpy(clip.astype(np.float32) / 32768)))
+    for count in (3, 5, 7):
+        streams = [engine.open(live=True) for _ in range(count)]
+        heard = [asyncio.create_task(text(stream)) for stream in streams]
+        for start in range(0, len(clip), 2 * BLOCK):
+            for stream in streams:
+                await stream.write(clip[start : start + 2 * BLOCK])
+        for stream in streams:
+            stream.finish()
+        assert await asyncio.gather(*heard) == [expected] * count

@@ -26,6 +26,23 @@ def test_large_takes_have_fewer_rows():
     assert [w.key for w in SCHEDULER.choose(waiting)] == [0]
 
 
+def test_steps_have_few_shapes_and_every_batch_fits_one():
+    scheduler = Scheduler(block=100, largest=800, max_rows=256)
+    assert scheduler.takes() == [100, 200, 400, 800]
+    assert [scheduler.sizes(take)[-1] for take in (*scheduler.takes(), 0)] == [256, 256, 128, 64, 64]
+    for count in range(1, 300):
+        for buffered, ending in ((100, False), (850, False), (10, True)):
+            works = scheduler.choose([live(k, buffered, due=float(k), ending=ending) for k in range(count)])
+            take = 0 if ending else works[0].num_samples
+            assert scheduler.padded(works) in scheduler.sizes(take)
+            assert len(works) <= scheduler.padded(works) <= max(len(works) + 3, 1.25 * len(works))
+
+
+def test_many_rows_are_not_padded_but_the_newest_wait():
+    works = Scheduler(block=100, largest=800, max_rows=256).choose([live(k, 100, due=float(k)) for k in range(79)])
+    assert [w.key for w in works] == list(range(64))
+
+
 def test_all_rows_of_a_batch_take_the_same_so_that_the_batch_hears_most():
     waiting = [live(1, 250, due=1.0), live(2, 150, due=2.0), live(3, 700, due=3.0)]
     assert SCHEDULER.choose(waiting) == [Work(1, 200, False), Work(3, 200, False)]
@@ -38,7 +55,7 @@ def test_fresh_streams_have_batches_of_their_own_and_need_a_little_less():
     fresh = live(1, 70, due=1.0, fresh=True)
     assert SCHEDULER.choose([live(1, 69, fresh=True)]) == []
     assert SCHEDULER.choose([fresh, live(2, 500, due=2.0)]) == [Work(1, 70, False, fresh=True)]
-    assert SCHEDULER.choose([fresh, live(2, 500, due=0.0)]) == [Work(2, 500, False)]
+    assert SCHEDULER.choose([fresh, live(2, 500, due=0.0)]) == [Work(2, 400, False)]
 
 
 def test_an_ending_stream_takes_whole_blocks_then_the_rest_and_flushes():

@@ -135,7 +135,7 @@ class Live:
 
     async def hear(self, audio: bytes, start: Start) -> None:
         """Give audio to the recogniser; `start` describes it. Raises Refused or EngineError."""
-        stream, session = self.open(), self._session or self._begin(start)
+        stream, session = self.open(), self._session or await self._begin(start)
         for at in range(0, len(audio), PIECE_BYTES):
             received = session.receive(audio[at : at + PIECE_BYTES])
             self._check(received.messages)
@@ -144,7 +144,7 @@ class Live:
 
     async def end(self, start: Start) -> None:
         """Ask for the end of the utterance, with or without audio."""
-        stream, session = self.open(), self._session or self._begin(start)
+        stream, session = self.open(), self._session or await self._begin(start)
         received = session.receive(Finish())
         self._check(received.messages)
         await stream.write(received.samples)
@@ -185,12 +185,12 @@ class Live:
         await stream.settled()
         return self._session.emitted(stream.pending()) if self._session else []
 
-    def _begin(self, start: Start) -> Session:
+    async def _begin(self, start: Start) -> Session:
         self._session = Session(uuid.uuid4().hex, self.info, self._offset_samples)
         received = self._session.receive(start)
         if received.phrases != self._phrases:
             self._phrases = received.phrases
-            self.open().favour(self._phrases)
+            await self.open().favour(self._phrases)
         return self._session
 
     def _check(self, messages: tuple[object, ...]) -> None:

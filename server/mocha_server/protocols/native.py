@@ -91,7 +91,7 @@ async def _read(socket: WebSocket, session: Session, opened: Stream, idle: IdleT
                 return out
             await _send(socket, out)
         if received.phrases:
-            opened.favour(received.phrases)
+            await opened.favour(received.phrases)
         await opened.write(received.samples)
         if received.finished:
             opened.finish()

@@ -31,8 +31,6 @@ class Upload:
     async def messages(self, block: Samples | None) -> AsyncIterator[Text | Segment]:
         """Text and segments as they come; raises AudioError or EngineError."""
         stream = self._engine.open(live=False)
-        if self._phrases:
-            stream.favour(self._phrases)
         feeder = asyncio.create_task(self._feed(stream, block))
         transcript = Transcript(self._engine.info)
         try:
@@ -52,6 +50,8 @@ class Upload:
 
     async def _feed(self, stream: Stream, block: Samples | None) -> None:
         try:
+            if self._phrases:
+                await stream.favour(self._phrases)
             while block is not None and not stream.closed:
                 self._num_samples += len(block)
                 await stream.write(block)
