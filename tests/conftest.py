@@ -85,7 +85,8 @@ class Server:
     """A real uvicorn on a free port in a thread of its own."""
 
     def __init__(self, recognizer: Recognizer, **settings: object) -> None:
-        patient = {"max_lag_ms": 600_000} | settings  # a slow machine refuses nobody
+        # A slow machine refuses nobody, and has few shapes of steps to prepare for.
+        patient = {"max_lag_ms": 600_000, "max_streams": 64} | settings
         self.app = create_app(Settings(**patient), recognizer)  # type: ignore[arg-type]
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
