@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,15 @@ WATCH = """() => document.addEventListener("securitypolicyviolation",
     (e) => console.error("refused by the policy:", e.violatedDirective, e.blockedURI))"""
 
 
+async def until(condition: Callable[[], Any]) -> Any:
+    """What `condition` gives once it holds."""
+    for _ in range(10 * SLOW_S):
+        if found := condition():
+            return found
+        await asyncio.sleep(0.1)
+    raise TimeoutError
+
+
 @asynccontextmanager
 async def sound(folder: Path) -> AsyncIterator[dict[str, str]]:
     """An environment with a loudspeaker that nobody hears: without one, Firefox runs no audio at all."""
@@ -38,9 +47,7 @@ async def sound(folder: Path) -> AsyncIterator[dict[str, str]]:
     options = ["-n", "--daemonize=no", "--use-pid-file=no", "--exit-idle-time=-1", *modules]
     home = {**os.environ, "HOME": str(folder), "XDG_RUNTIME_DIR": str(folder)}
     async with _process([str(PULSEAUDIO), *options], home, folder / "sound.log"):
-        async with asyncio.timeout(SLOW_S):
-            while not address.exists():
-                await asyncio.sleep(0.05)
+        await until(address.exists)
         yield {**os.environ, "PULSE_SERVER": f"unix:{address}"}
 
 
@@ -52,9 +59,7 @@ async def started(folder: Path, environment: dict[str, str]) -> AsyncIterator["F
     options = ["--headless", "--no-remote", "--remote-debugging-port=0", "--profile", str(folder)]
     log = folder / "firefox.log"
     async with _process([str(BINARY), *options], environment, log):
-        async with asyncio.timeout(SLOW_S):
-            while not (found := re.search(r"WebDriver BiDi listening on (ws://\S+)", log.read_text())):
-                await asyncio.sleep(0.1)
+        found = await until(lambda: re.search(r"WebDriver BiDi listening on (ws://\S+)", log.read_text()))
         async with connect(f"{found[1]}/session", max_size=None, ping_interval=None) as socket:
             browser = Firefox(socket)
             reading = asyncio.create_task(browser.read())

@@ -1,6 +1,5 @@
 """The page in headless Firefox: files, and the browser's fake microphone, which is a tone."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -67,7 +66,5 @@ async def test_microphone(page: firefox.Firefox):
 
 async def test_what_the_policy_refuses_is_seen_by_these_tests(page: firefox.Firefox):
     await page.evaluate("fetch('http://127.0.0.1:9/').catch(() => 0)")
-    async with asyncio.timeout(firefox.SLOW_S):
-        while not any("refused by the policy: connect-src" in problem for problem in page.problems):
-            await asyncio.sleep(0.05)
+    await firefox.until(lambda: any("refused by the policy: connect-src" in problem for problem in page.problems))
     page.problems.clear()
