@@ -1,9 +1,11 @@
 # Two stages: build a virtual environment with CPU wheels, then copy it into a small image that runs as nobody.
+# Another build of PyTorch, such as one for CUDA: `--build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130`.
 FROM python:3.11-slim AS build
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /src
 RUN python -m venv /opt/mocha
 RUN /opt/mocha/bin/pip install --no-cache-dir "torch==2.11.*" "torchaudio==2.11.*" \
-    --index-url https://download.pytorch.org/whl/cpu
+    --index-url "$TORCH_INDEX"
 COPY pyproject.toml README.md LICENSE ./
 COPY model model
 COPY server server

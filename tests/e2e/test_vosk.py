@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from websockets.exceptions import ConnectionClosed
 
 from mocha_model.recognizer import Recognizer
 
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 CONFIG = '{ "config" : { "sample_rate" : %f } }'  # as vosk-server's test.py writes it: "16000.000000"
 EOF = '{"eof" : 1}'
 Replies = list[dict[str, Any]]
@@ -48,6 +50,25 @@ async def test_a_file_in_lockstep_gives_the_native_text(any_server: Any, speech:
         (w["word"], w["start"], w["end"]) for w in expected.words
     ]
     assert await any_server.streams_left() == 0
+
+
+async def test_a_recorded_exchange_goes_as_it_went(server: Any, speech: Any, heard: Callable[..., Any]):
+    """What a client of vosk-server sent and received, in order: the words may be others now, the messages not."""
+    lines = [json.loads(line) for line in (FIXTURES / "vosk.jsonl").read_text().splitlines()]
+    replies, at = [], 0
+    async with connect(address(server)) as socket:
+        for line in lines:
+            if "received" in line:
+                replies.append(json.loads(await socket.recv()))
+                assert set(replies[-1]) in ({"partial"}, {"text"}, {"result", "text"})
+            elif "sent_bytes" in line:
+                await socket.send(speech.pcm[at : at + line["sent_bytes"]])
+                at += line["sent_bytes"]
+            else:
+                await socket.send(line["sent"])
+        with pytest.raises(ConnectionClosed):
+            await socket.recv()
+    assert at == len(speech.pcm) and text_of(replies) == heard(server, speech.pcm).text
 
 
 async def test_partials_only_grow_and_come_with_their_audio(lively_server: Any, speech: Any):

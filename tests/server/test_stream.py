@@ -151,6 +151,19 @@ async def test_a_vanished_client_frees_its_row(lively_server: Any, clip: NDArray
     assert await lively_server.streams_left() == 0
 
 
+async def test_keepalive_drops_no_client_whose_pongs_wait_behind_its_audio(
+    make_server: Any, lively: Recognizer, clip: NDArray[np.int16]
+):
+    server = make_server(lively, max_buffer_s=0.5)
+    keepalive = server._server.config
+    keepalive.ws_ping_interval /= 400  # the clock of the pings runs faster, so that the test need not last a minute
+    if keepalive.ws_ping_timeout is not None:
+        keepalive.ws_ping_timeout /= 400
+    data = np.tile(clip, 8).tobytes()  # half a minute, sent at once
+    said = await exchange(server.url, [*cut(data, constant(8_000)), FINISH])
+    assert said[-1]["type"] == "end" and said[-1]["duration"] == pytest.approx(len(data) / 32_000, abs=1e-3)
+
+
 async def test_an_idle_stream_is_closed_and_a_full_server_refuses(make_server: Any, lively: Recognizer):
     server = make_server(lively, max_streams=1, idle_s=0.3)
     async with connect(server.url) as socket:
