@@ -22,6 +22,7 @@ from mocha_model.tokenizer import Tokenizer
 from mocha_server import serving
 from mocha_server.app import create_app
 from mocha_server.settings import Settings
+from tests.exchanges import Recorder
 
 torch.set_num_threads(1)  # the models here are small; more threads only fight each other
 
@@ -90,7 +91,8 @@ class Server:
         self.app = create_app(Settings(**patient), recognizer)  # type: ignore[arg-type]
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
-        self._server = serving.server(self.app)
+        self.recorder = Recorder(self.app)
+        self._server = serving.server(self.recorder)  # type: ignore[arg-type]
         self._thread = threading.Thread(target=self._server.run, args=([listener],))
         self._thread.start()
         while not self._server.started:

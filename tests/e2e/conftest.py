@@ -1,9 +1,14 @@
-"""What every client is compared with: the native protocol's text of the same audio, from the same server."""
+"""What every client is compared with: the native protocol's text of the same audio, from the same server.
+
+And how its exchange with the server once went: tests/fixtures/exchanges.
+"""
 
 import io
 import json
+import os
 import wave
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.exchanges import Exchange, course, read
 from websockets.sync.client import connect
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -99,3 +105,23 @@ def heard() -> Callable[..., Heard]:
         return known[key]
 
     return ask
+
+
+@contextmanager
+def exchange(name: str, server: Any) -> Iterator[Exchange]:
+    """What a client says to `server` within goes as in the recorded exchange of that name.
+
+    MOCHA_WRITE_EXCHANGES=1 in the environment records it anew instead. Only the bundled model's exchanges are.
+    """
+    bundled = server.app.state.engine.info.name != "lively"
+    path = FIXTURES / "exchanges" / f"{name}.jsonl"
+    server.recorder.exchange = found = Exchange()
+    try:
+        yield found
+    finally:
+        server.recorder.exchange = None
+    found.wait()
+    if bundled and os.environ.get("MOCHA_WRITE_EXCHANGES") == "1":
+        found.write(path)
+    if bundled:
+        assert course(found.lines) == course(read(path))

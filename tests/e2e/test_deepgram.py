@@ -14,6 +14,7 @@ from deepgram import AsyncDeepgramClient, DeepgramClient
 from deepgram.core.api_error import ApiError
 from deepgram.environment import DeepgramClientEnvironment
 from deepgram.listen.v1.types import ListenV1Error, ListenV1Metadata, ListenV1Results
+from tests.e2e.conftest import exchange
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -85,9 +86,11 @@ async def test_a_stream_gives_the_native_text_and_words(any_server: Any, speech:
 
 
 def test_interim_results_only_grow(any_server: Any, speech: Any, heard: Callable[..., Any]):
-    messages = listen(any_server, speech.pieces(), interim_results=True)
+    expected = heard(any_server, speech.pcm).text
+    with exchange("deepgram-python", any_server):
+        messages = listen(any_server, speech.pieces(), interim_results=True)
     results = [m for m in messages if isinstance(m, ListenV1Results)]
-    assert text_of(finals(messages)) == heard(any_server, speech.pcm).text
+    assert text_of(finals(messages)) == expected
     before = ""
     for result in results:
         best = result.channel.alternatives[0]
@@ -101,13 +104,14 @@ async def test_the_async_client_and_events(server: Any, speech: Any, heard: Call
     http = httpx.AsyncClient()
     client = AsyncDeepgramClient(api_key="any", environment=environment(server), httpx_client=http)
     options = RAW | {"vad_events": True, "utterance_end_ms": 1000, "smart_format": True, "endpointing": 300}
-    async with client.listen.v1.connect(**options) as connection:
-        for piece in speech.pieces():
-            await connection.send_media(piece)
-        await connection.send_close_stream()
-        messages = [m async for m in connection]
-    await http.aclose()
     expected = heard(server, speech.pcm)
+    with exchange("deepgram-python-events", server):
+        async with client.listen.v1.connect(**options) as connection:
+            for piece in speech.pieces():
+                await connection.send_media(piece)
+            await connection.send_close_stream()
+            messages = [m async for m in connection]
+    await http.aclose()
     assert text_of(finals(messages)) == expected.text
     kinds = [m.type for m in messages]
     assert kinds.count("SpeechStarted") == kinds.count("UtteranceEnd") == len(expected.segments)
@@ -231,7 +235,8 @@ def test_files(any_server: Any, speech: Any, heard: Callable[..., Any], raw: boo
         query: Any = {"additional_query_parameters": {"sample_rate": "16000"}}
         response = media.transcribe_file(request=speech.pcm, encoding="linear16", request_options=query)
     else:
-        response = media.transcribe_file(request=speech.wav, model="nova-3", utterances=True)
+        with exchange("deepgram-python-file", any_server):
+            response = media.transcribe_file(request=speech.wav, model="nova-3", utterances=True)
     best = response.results.channels[0].alternatives[0]
     assert best.transcript == expected.text
     assert [(w.word, w.start, w.end) for w in best.words] == [(w["word"], w["start"], w["end"]) for w in expected.words]

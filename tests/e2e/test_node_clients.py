@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.conftest import exchange
 
 NODE = Path(__file__).parent / "node"
 
@@ -45,7 +46,8 @@ def files(speech: Any, tmp_path: Path) -> tuple[str, str]:
 
 def test_openai_transcriptions(any_server: Any, speech: Any, heard: Callable[..., Any], files: tuple[str, str]):
     expected = heard(any_server, speech.pcm)
-    found = run("transcriptions.mjs", any_server.http, files[0])
+    with exchange("openai-node", any_server):
+        found = run("transcriptions.mjs", any_server.http, files[0])
     assert found["text"] == found["done"] == expected.text
     assert found["deltas"].split() == expected.text.split()
     assert [w["word"] for w in found["words"]] == [w["word"] for w in expected.words]
@@ -69,11 +71,13 @@ def test_openai_realtime(
 ):
     expected = heard(any_server, speech.pcm)
     trust = {"NODE_EXTRA_CA_CERTS": str(certificates / "cert.pem")}
-    found = run("realtime.mjs", any_server.http, files[1], str(certificates), **trust)
+    with exchange("openai-node-realtime", any_server):
+        found = run("realtime.mjs", any_server.http, files[1], str(certificates), **trust)
     assert found["text"] == expected.text and found["deltas"].split() == expected.text.split()
 
 
 def test_deepgram(any_server: Any, speech: Any, heard: Callable[..., Any], files: tuple[str, str]):
     expected = heard(any_server, speech.pcm)
-    found = run("deepgram.mjs", any_server.http, *files)
+    with exchange("deepgram-node", any_server):
+        found = run("deepgram.mjs", any_server.http, *files)
     assert found["file"] == found["live"] == expected.text and found["interims"] > 1

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from openai import AsyncOpenAI
+from tests.e2e.conftest import exchange
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
@@ -36,6 +37,14 @@ async def session(server: Any, greeted: bool = True, **audio_input: Any) -> Asyn
         yield connection
 
 
+@asynccontextmanager
+async def recorded(name: str, server: Any, **audio_input: Any) -> AsyncIterator[Any]:
+    """A connection of 16 kHz that goes as the exchange of that name."""
+    with exchange(name, server):
+        async with session(server, format=PCM16K, **audio_input) as connection:
+            yield connection
+
+
 async def append(connection: Any, pieces: list[bytes]) -> None:
     for piece in pieces:
         await connection.input_audio_buffer.append(audio=base64.b64encode(piece).decode())
@@ -56,7 +65,7 @@ def deltas(events: list[Any]) -> str:
 async def test_manual_commits_give_the_native_text(any_server: Any, speech: Any, heard: Callable[..., Any]):
     expected = heard(any_server, speech.pcm).text
     previous = None
-    async with session(any_server, format=PCM16K, turn_detection=None) as connection:
+    async with recorded("openai-python-realtime", any_server, turn_detection=None) as connection:
         for _ in range(2):
             await append(connection, speech.pieces())
             await connection.input_audio_buffer.commit()
@@ -81,7 +90,7 @@ async def test_server_vad_ends_turns_where_segments_end(server: Any, speech: Any
     expected = heard(server, paused.pcm)
     assert len(expected.segments) >= 2  # all ended by the pauses
     vad = {"type": "server_vad", "threshold": 0.5, "prefix_padding_ms": 100, "silence_duration_ms": 500}
-    async with session(server, format=PCM16K, turn_detection=vad) as connection:
+    async with recorded("openai-python-realtime-vad", server, turn_detection=vad) as connection:
         await append(connection, paused.pieces())
         turns = [await until(connection, f"{INPUT}.completed") for _ in expected.segments]
     for turn, segment in zip(turns, expected.segments, strict=True):

@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from tests.e2e.conftest import exchange
 
 from mocha_model.recognizer import Recognizer
 
@@ -84,12 +85,14 @@ def test_streaming(client: OpenAI, speech: Any, expected: Any):
 
 
 async def test_the_async_client(server: Any, speech: Any, heard: Callable[..., Any]):
+    expected, options = heard(server, speech.pcm), {"file": ("speech.wav", speech.wav), "model": "gpt-4o-transcribe"}
     async with AsyncOpenAI(api_key="any", base_url=f"{server.http}/v1") as client:
-        file = ("speech.wav", speech.wav)
-        answer = await client.audio.transcriptions.create(file=file, model="gpt-4o-transcribe")
-        assert answer.text == heard(server, speech.pcm).text
-        stream = await client.audio.transcriptions.create(file=file, model="gpt-4o-transcribe", stream=True)
-        assert [event async for event in stream][-1].text == answer.text
+        with exchange("openai-python", server):
+            create = client.audio.transcriptions.create
+            answer = await create(**options)
+            verbose = await create(**options, response_format="verbose_json", timestamp_granularities=["word"])
+            events = [event async for event in await create(**options, stream=True)]
+    assert answer.text == verbose.text == events[-1].text == expected.text
 
 
 @pytest.mark.parametrize("suffix", ["flac", "mp3", "m4a", "ogg", "opus", "wav", "webm"])

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from tests.exchanges import read
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
@@ -54,7 +55,7 @@ async def test_a_file_in_lockstep_gives_the_native_text(any_server: Any, speech:
 
 async def test_a_recorded_exchange_goes_as_it_went(server: Any, speech: Any, heard: Callable[..., Any]):
     """What a client of vosk-server sent and received, in order: the words may be others now, the messages not."""
-    lines = [json.loads(line) for line in (FIXTURES / "vosk.jsonl").read_text().splitlines()]
+    lines = read(FIXTURES / "exchanges" / "vosk.jsonl")
     replies, at = [], 0
     async with connect(address(server)) as socket:
         for line in lines:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import typer
+from tests.e2e.conftest import exchange
+from tests.exchanges import relay
 from wyoming.asr import Transcribe, Transcript, TranscriptChunk, TranscriptStart, TranscriptStop
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.client import AsyncTcpClient
@@ -66,14 +68,20 @@ async def test_a_file_gives_the_native_text_again_and_again(
     wyoming_server: Any, speech: Any, heard: Callable[..., Any]
 ):
     expected = heard(wyoming_server, speech.pcm).text
-    async with client(wyoming_server) as connected:
-        for _ in range(2):
-            events = await transcribe(connected, speech.pieces(2048))
-            assert TranscriptStart.is_type(events[0].type)
-            assert [e.type for e in events[-2:]] == ["transcript", "transcript-stop"]
-            assert Transcript.from_event(events[-2]).text == expected
-            chunks = [TranscriptChunk.from_event(e).text for e in events if TranscriptChunk.is_type(e.type)]
-            assert "".join(chunks).split() == expected.split() and len(chunks) > 1
+    with exchange("wyoming", wyoming_server) as found:
+        async with (
+            relay(found, wyoming_server.app.state.wyoming_port) as port,
+            AsyncTcpClient("127.0.0.1", port, read_timeout=30) as connected,
+        ):
+            await connected.write_event(Describe().event())
+            assert Info.is_type((await connected.read_event() or Event("gone")).type)
+            transcripts = [await transcribe(connected, speech.pieces(2048)) for _ in range(2)]
+    for events in transcripts:
+        assert TranscriptStart.is_type(events[0].type)
+        assert [e.type for e in events[-2:]] == ["transcript", "transcript-stop"]
+        assert Transcript.from_event(events[-2]).text == expected
+        chunks = [TranscriptChunk.from_event(e).text for e in events if TranscriptChunk.is_type(e.type)]
+        assert "".join(chunks).split() == expected.split() and len(chunks) > 1
 
 
 async def test_other_rates(wyoming_server: Any, speech: Any, heard: Callable[..., Any]):
