@@ -23,7 +23,7 @@ def local_server(*options: str) -> Iterator[tuple[int, str]]:
             try:
                 httpx.get(f"http://127.0.0.1:{port}/health")
                 break
-            except httpx.ConnectError:
+            except httpx.TransportError:  # not there yet, or not ready to answer
                 time.sleep(0.1)
         yield process.pid, f"127.0.0.1:{port}"
     finally:
