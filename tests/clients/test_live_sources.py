@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes.util
+import io
 import itertools
 import json
 import os
@@ -135,7 +136,8 @@ def valid_captions(path: Path) -> str:
     times = [t for c in cues for t in (c["start"], c["end"])]
     assert times == sorted(times)
     if cues:
-        with av.open(str(path)) as container:
+        # What was read above, since the file itself may have grown meanwhile.
+        with av.open(io.BytesIO(content.encode()), format=path.suffix[1:].replace("vtt", "webvtt")) as container:
             packets = [p for p in container.demux() if p.size]
         assert [bytes(p).decode() for p in packets] == [c["text"] for c in cues]
     return " ".join(c["text"] for c in cues)
