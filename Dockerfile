@@ -1,5 +1,5 @@
 # Two stages: build a virtual environment with CPU wheels, then copy it into a small image that runs as nobody.
-# Another build of PyTorch, such as one for CUDA: `--build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130`.
+# Another build of PyTorch comes from another index: `--build-arg TORCH_INDEX=…`.
 FROM python:3.11-slim AS build
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /src

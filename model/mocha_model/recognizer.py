@@ -16,7 +16,7 @@ from mocha_model.confidence import Calibration
 from mocha_model.emissions import Emission
 from mocha_model.features import FeatureState
 from mocha_model.model import SpeechModel
-from mocha_model.scorers import CharacterLanguageModel, Fusion, LanguageModelError, PhraseBook
+from mocha_model.scorers import CharacterLanguageModel, Fusion, PhraseBook, VocabularyError
 from mocha_model.search import GreedySearch, OfflineModelError, Symbol
 from mocha_model.streaming import where_rows
 from mocha_model.tokenizer import Tokenizer
@@ -79,10 +79,10 @@ class Recognizer:
         try:
             model = CharacterLanguageModel.load(language or BUNDLED_LANGUAGE, self.tokenizer)
             fusion = Fusion(((LANGUAGE_WEIGHT, model),))
-        except LanguageModelError:
+        except VocabularyError:
             if language:
                 raise
-            fusion = Fusion(())  # another vocabulary
+            fusion = Fusion(())
         beam = BeamConfig(width, threshold=4.0, length_bonus=LENGTH_BONUS if fusion.parts else 0.0)
         phrases = PhraseBook(self.tokenizer) if self.phrases is not None else None
         parts = (self.model, self.tokenizer, self.provenance)

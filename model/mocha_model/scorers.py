@@ -74,6 +74,10 @@ class LanguageModelError(ValueError):
     """A file that is not a language model for this vocabulary; the message says why and names the file."""
 
 
+class VocabularyError(LanguageModelError):
+    """A language model of other symbols than the recogniser's."""
+
+
 class CharacterLanguageModel(nn.Module):
     """Embedding, one LSTM, softmax over the recogniser's own symbols (Mikolov et al. 2010 with an LSTM)."""
 
@@ -134,7 +138,7 @@ class CharacterLanguageModel(nn.Module):
         if metadata.get("format") != cls.FORMAT:
             raise LanguageModelError(f"{path}: not a {cls.FORMAT} file")
         if tuple(json.loads(metadata["vocabulary"])) != tuple(tokenizer.symbols):
-            raise LanguageModelError(f"{path}: made for another vocabulary than the recogniser's")
+            raise VocabularyError(f"{path}: made for another vocabulary than the recogniser's")
         model = cls(*json.loads(metadata["sizes"]))
         model.load_state_dict(weights)
         return model.eval()

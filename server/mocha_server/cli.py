@@ -95,7 +95,9 @@ def transcribe(
     files: Annotated[list[Path], typer.Argument(help="audio files of any format")],
     output: Annotated[Format, typer.Option("--format", help="what to write to standard output")] = Format.TEXT,
     model: Annotated[Path | None, typer.Option(help="checkpoint; the bundled one if not given")] = None,
-    beam: Annotated[int, typer.Option(help="hypotheses of a beam search with a language model; 0 for none")] = 0,
+    beam: Annotated[
+        int, typer.Option(min=0, max=32, help="hypotheses of a beam search with a language model; 0 for none")
+    ] = 0,
 ) -> None:
     """Transcribe files on this machine, without a server. With json, one object per file and line."""
     failed = False
@@ -103,7 +105,7 @@ def transcribe(
         recognizer = Recognizer.load(model)
         if beam:
             recognizer = recognizer.with_beam(beam)
-    except CheckpointError as error:
+    except (CheckpointError, LanguageModelError) as error:
         console.print(f"[red]error:[/red] {escape(str(error))}")
         raise typer.Exit(1) from error
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())

@@ -16,9 +16,10 @@ import torch
 from mocha_model.emissions import Emission
 from mocha_model.recognizer import Recognizer
 from mocha_server.audio import Samples
-from mocha_server.engine import Engine, EngineError, Limits, Stream
+from mocha_server.engine import Engine, Limits
 from mocha_server.serving import keep_memory
 from mocha_server.settings import Settings
+from mocha_server.stream import EngineError, Stream
 
 Frames = list[tuple[str, int]]
 Row = dict[str, Any]  # the fields of the load generator's `Measured`

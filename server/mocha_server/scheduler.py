@@ -111,8 +111,9 @@ class Scheduler:
 
     def _rows(self, whole: int, count: int) -> int:
         """How many of `count` rows go into a step of `whole` samples."""
-        fit = [size for size in self.sizes(whole) if size <= count]
-        return fit[-1] if count >= CUT_ROWS or fit[-1] == self.sizes(whole)[-1] else count
+        sizes = self.sizes(whole)
+        fit = max(size for size in sizes if size <= count)
+        return fit if count >= CUT_ROWS or fit == sizes[-1] else count
 
     def _shorter(self, c: Candidate) -> int:
         return self.head_start if c.fresh else 0

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from mocha_model.emissions import Emission, text_of
 from mocha_model.recognizer import Recognizer, RecognizerState
-from mocha_server.engine import Engine, EngineError, Limits, Stream
+from mocha_server.engine import Engine, Limits
 from mocha_server.messages import ErrorCode
+from mocha_server.stream import EngineError, Stream
 
 BLOCK = 1280  # samples; 80 ms
 

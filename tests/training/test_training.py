@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import typer
+from torchaudio.functional import fftconvolve
 from typer.testing import CliRunner
 
 from mocha_model.config import tiny
@@ -22,7 +23,7 @@ from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
 from mocha_training import cli, data, losses
-from mocha_training.augment import AugmentConfig, Augmenter, add_noise, change_speed, spec_augment
+from mocha_training.augment import AugmentConfig, Augmenter, add_noise, change_speed, over_telephone, spec_augment
 from mocha_training.average import average_checkpoints
 from mocha_training.config import TrainConfig
 from mocha_training.data import Corpus, CorpusError, Utterance, load_corpus, make_batches, trainable
@@ -212,6 +213,32 @@ def test_augmentation_does_what_it_says():
     masked = spec_augment(frames, AugmentConfig(), torch.Generator().manual_seed(0))
     assert 0 < (masked == 0).float().mean() < 0.6
     assert torch.equal(masked, spec_augment(frames, AugmentConfig(), torch.Generator().manual_seed(0)))
+
+
+def test_a_telephone_line_keeps_its_band_only():
+    hertz, amplitude = (100, 1000, 6000), 0.3
+    seconds = np.arange(16_000) / 16_000
+    tones = sum(amplitude * np.sin(2 * np.pi * f * seconds) for f in hertz).astype(np.float32)
+    heard = [over_telephone(tones, np.random.default_rng(seed)) for seed in range(8)]
+    power = [np.abs(np.fft.rfft(line))[list(hertz)] * 2 / 16_000 for line in heard]  # a bin is a hertz
+    assert all(line.dtype == np.float32 and np.abs(line).max() <= 1 for line in heard)
+    assert all(p[1] == pytest.approx(amplitude, rel=0.05) and p[2] < 0.02 * amplitude for p in power)
+    assert len({bool(p[0] > amplitude / 2) for p in power}) == 2, "the lower edge is drawn anew for each line"
+    assert len(np.unique(heard[0])) <= 256
+
+
+def test_babble_is_other_utterances(corpus: Corpus):
+    config = AugmentConfig(
+        speed_range=0, room_probability=0, join_probability=0, gain_db=0, noise_probability=1, babble_probability=1
+    )
+    clean = corpus.audio(0)
+    augmenter = Augmenter(config, corpus)
+    noisy = augmenter.utterance(0, np.random.default_rng(1))[0]
+    assert np.array_equal(noisy, augmenter.utterance(0, np.random.default_rng(1))[0])
+    noise = torch.from_numpy(noisy - clean)
+    voices = [torch.from_numpy(corpus.audio(i).copy()) for i in range(len(corpus.utterances))]
+    likeness = max(fftconvolve(noise, v.flip(0)).abs().max() / (noise.norm() * v.norm()) for v in voices)
+    assert likeness > 0.2, "no utterance of the corpus is in the noise"
 
 
 def test_losses_are_their_definitions():

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
+from torchaudio.functional import mu_law_decoding, mu_law_encoding
 
 from mocha_model.config import SAMPLE_RATE
 from mocha_training.data import Corpus
@@ -30,7 +31,7 @@ class AugmentConfig(BaseModel):
     room_decay_s: tuple[float, float] = (0.1, 0.5)
     telephone_probability: float = Field(0.0, ge=0, le=1, description="the band and the quantisation of a telephone")
     babble_probability: float = Field(
-        0.0, ge=0, le=1, description="of other utterances as the noise, where there is one"
+        0.0, ge=0, le=1, description="that the noise, where there is some, is other utterances"
     )
     join_probability: float = Field(0.08, ge=0, le=1, description="append another utterance after a pause")
     join_max_s: float = 12.0
@@ -80,13 +81,12 @@ def coloured_noise(length: int, rng: np.random.Generator) -> Audio:
 
 
 def over_telephone(audio: Audio, rng: np.random.Generator) -> Audio:
-    """What is left after a telephone line: about 300 to 3400 Hz, 8 bits per sample in mu-law (ITU-T G.711)."""
+    """What is left after a telephone line: a band of it, drawn around 0.2 to 3.6 kHz, in 8 bits of mu-law."""
     spectrum = np.fft.rfft(audio)
     hertz = np.fft.rfftfreq(len(audio), 1 / SAMPLE_RATE)
     spectrum[(hertz < rng.uniform(50, 350)) | (hertz > rng.uniform(3300, 3950))] = 0
-    band = np.fft.irfft(spectrum, len(audio)).clip(-1, 1)
-    code = np.round(np.sign(band) * np.log1p(255 * np.abs(band)) / np.log(256) * 127) / 127
-    line: Audio = (np.sign(code) * np.expm1(np.abs(code) * np.log(256)) / 255).astype(np.float32)
+    band = torch.from_numpy(np.fft.irfft(spectrum, len(audio)).clip(-1, 1).astype(np.float32))
+    line: Audio = mu_law_decoding(mu_law_encoding(band, 256), 256).numpy()
     return line
 
 

@@ -104,17 +104,7 @@ def settle() -> TrainConfig:
 def widen() -> TrainConfig:
     """After `settle`, with --init: synthetic speech beside the recorded, telephone lines and babble."""
     augment = _moderate().model_copy(update={"telephone_probability": 0.08, "babble_probability": 0.15})
-    return path().model_copy(
-        update={
-            "learning_rate": 1e-3,
-            "warmup_steps": 100,
-            "spec_augment_from": 0.0,
-            "noise_full_at": 0.0,
-            "save_every": 100,
-            "augment": augment,
-            "seed": 3,
-        }
-    )
+    return settle().model_copy(update={"learning_rate": 1e-3, "save_every": 100, "augment": augment, "seed": 3})
 
 
 def _no_augmentation() -> AugmentConfig:

@@ -13,10 +13,11 @@ from fastapi import APIRouter, WebSocket
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mocha_model.confidence import word_confidence
-from mocha_server.engine import Engine, EngineError
+from mocha_server.engine import Engine
 from mocha_server.messages import Character, End, Error, ErrorCode, Segment, Start, Text, Word
 from mocha_server.protocols.deepgram_options import LiveOptions, OptionError, live_options, refusal
 from mocha_server.protocols.live import Live, Refused, Request, Said, Then, WebSocketTransport, converse
+from mocha_server.stream import EngineError
 from mocha_server.transcript import ModelInfo
 
 router = APIRouter()

@@ -12,10 +12,11 @@ from fastapi import APIRouter, Request, Response
 from starlette.requests import ClientDisconnect
 
 from mocha_server.audio import AudioError, decode_file
-from mocha_server.engine import Engine, EngineError
+from mocha_server.engine import Engine
 from mocha_server.messages import ErrorCode, Segment, Word
 from mocha_server.protocols.deepgram_options import OptionError, RawOptions, favoured, raw_options, refusal
 from mocha_server.protocols.upload import Upload, decode_raw
+from mocha_server.stream import EngineError
 
 router = APIRouter()
 IN_MEMORY_BYTES = 1 << 20

@@ -14,9 +14,10 @@ from typing import Generic, Protocol, TypeVar
 
 from fastapi import WebSocket, WebSocketDisconnect
 
-from mocha_server.engine import Engine, EngineError, Stream
+from mocha_server.engine import Engine
 from mocha_server.messages import End, Error, ErrorCode, Finish, Segment, Start, Text
 from mocha_server.session import Session
+from mocha_server.stream import EngineError, Stream
 
 log = logging.getLogger(__name__)
 PIECE_BYTES = 1 << 15  # of a message at a time, so that a large one holds up nobody else

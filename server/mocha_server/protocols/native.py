@@ -6,9 +6,10 @@ import uuid
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import BaseModel
 
-from mocha_server.engine import Engine, EngineError, Stream
+from mocha_server.engine import Engine
 from mocha_server.messages import Error, ErrorCode
 from mocha_server.session import Session, State
+from mocha_server.stream import EngineError, Stream
 
 router = APIRouter()
 

@@ -15,10 +15,11 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 
 from mocha_server.audio import AudioError, Samples, decode_file
-from mocha_server.engine import Engine, EngineError
+from mocha_server.engine import Engine
 from mocha_server.messages import ErrorCode, Phrases, Segment, Text
 from mocha_server.protocols.upload import Upload
 from mocha_server.session import explain
+from mocha_server.stream import EngineError
 from mocha_server.subtitles import srt, vtt
 
 router = APIRouter()

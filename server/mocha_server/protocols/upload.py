@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator, Iterator
 from typing import IO
 
 from mocha_server.audio import AudioError, RawDecoder, Samples
-from mocha_server.engine import Engine, Stream
+from mocha_server.engine import Engine
 from mocha_server.messages import ErrorCode, Segment, Start, Text
+from mocha_server.stream import Stream
 from mocha_server.transcript import Transcript
 
 READ_BYTES = 1 << 16

@@ -10,7 +10,7 @@ import orjson
 from fastapi import APIRouter, WebSocket
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mocha_server.engine import Engine, EngineError
+from mocha_server.engine import Engine
 from mocha_server.messages import End, Error, ErrorCode, Phrases, Segment, Start, Text
 from mocha_server.protocols.live import (
     Gone,
@@ -22,6 +22,7 @@ from mocha_server.protocols.live import (
     refused,
 )
 from mocha_server.session import explain
+from mocha_server.stream import EngineError
 
 router = APIRouter()
 
