@@ -4,22 +4,16 @@ No routes, no model.
 """
 
 import ctypes
-import gc
-import logging
-import os
-import signal
 import socket
-import time
-from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-log = logging.getLogger(__name__)
+from mocha_server.workers import Handed, Workers
+
 READ_AHEAD = 4  # messages a connection may have waiting before its socket is left unread
 BACKLOG = 2048
-PAUSE_S = 1.0  # before a dead worker is replaced, so that one that cannot live does not busy the machine
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's mallopt
 
 
@@ -41,9 +35,12 @@ def server(app: FastAPI) -> uvicorn.Server:
 
     Messages are not compressed: they are small, and a compressor costs more memory than all else of a stream. A pong
     may take its time: that of a client which sends faster than real time waits behind all the audio it has written.
-    Clients that are gone are found by `Settings.idle_s`.
+    Clients that are gone are found by `Settings.idle_s`. The event loop is asyncio's own: `Handed` needs one that
+    accepts in Python.
     """
-    config = uvicorn.Config(app, log_level="warning", ws=ReadAhead, ws_per_message_deflate=False, ws_ping_timeout=None)
+    config = uvicorn.Config(
+        app, log_level="warning", loop="asyncio", ws=ReadAhead, ws_per_message_deflate=False, ws_ping_timeout=None
+    )
     return uvicorn.Server(config)
 
 
@@ -53,70 +50,17 @@ def run(app: FastAPI, host: str, port: int, workers: int) -> None:
     Raises OSError if the address cannot be used.
     """
     keep_memory()
-    listeners = listen(host, port, workers)
-    if workers == 1:
-        server(app).run(listeners)
-        return
-    gc.collect()
-    gc.freeze()  # so that the children's collections do not copy what they share
-    Workers(app, listeners).run()
-
-
-def listen(host: str, port: int, count: int) -> list[socket.socket]:
-    """`count` sockets on one port, among which the kernel spreads connections."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listeners: list[socket.socket] = []
-    for _ in range(count):
-        port = listeners[0].getsockname()[1] if listeners else port
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=count > 1)
-        listeners.append(listener)
-    return listeners
+    listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    if workers == 1:
+        server(app).run([listener])
+        return
 
+    def serve(place: int, handed: Handed) -> None:
+        app.state.metrics.become(place)
+        server(app).run([handed])
 
-class Workers:
-    """A process for each listener; one that dies is replaced, and all are ended when this one is asked to end."""
-
-    def __init__(self, app: FastAPI, listeners: list[socket.socket]) -> None:
-        self._app, self._listeners = app, listeners
-        self._places: dict[int, int] = {}  # by process id
-        self._stopping = False
-
-    def run(self) -> None:
-        """Until SIGINT or SIGTERM."""
-        for place in range(len(self._listeners)):
-            self._start(place)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._stop)
-        while self._places:
-            pid, status = os.wait()
-            place = self._places.pop(pid)
-            if not self._stopping:
-                log.error("worker %d died with status %d; another takes its place", pid, status)
-                time.sleep(PAUSE_S)
-            if not self._stopping:
-                self._start(place)
-
-    def _start(self, place: int) -> None:
-        pid = os.fork()
-        if pid:
-            self._places[pid] = place
-            return
-        status = 1
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_DFL)
-            self._app.state.metrics.become(place)
-            server(self._app).run([self._listeners[place]])
-            status = 0
-        except KeyboardInterrupt:
-            status = 0
-        finally:
-            os._exit(status)  # nothing of the parent is this process's to clean up
-
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        self._stopping = True
-        for pid in self._places:
-            os.kill(pid, signal.SIGTERM)
+    Workers(workers, listener, serve).run()
 
 
 def keep_memory() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 import httpx
@@ -15,14 +16,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mocha_client.bench.processes import listeners
+from mocha_client.bench.processes import servers
 from mocha_client.client import StreamingClient
 from mocha_server.messages import End, Segment
 
+ESTABLISHED = "01"  # in /proc/net/tcp
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def place() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """`serve --workers 2` and its port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -53,6 +55,13 @@ def streams(port: int) -> int:
     return int(httpx.get(f"http://127.0.0.1:{port}/health").json()["streams"])
 
 
+def connections(pid: int, port: int) -> int:
+    """TCP connections to `port` that a process has accepted."""
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    ours = {f"socket:[{row[9]}]" for row in rows if row[1].endswith(f":{port:04X}") and row[3] == ESTABLISHED}
+    return sum(os.readlink(file) in ours for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink())
+
+
 async def heard(port: int, audio: bytes) -> str:
     async with StreamingClient(f"ws://127.0.0.1:{port}/v1/stream") as client:
         await client.send(audio)
@@ -72,13 +81,55 @@ async def test_workers_share_port_and_capacity_and_are_replaced(
         seen = {await asyncio.to_thread(streams, port) for _ in range(12)}
     assert seen == {1}  # whichever process answers
 
-    workers = set(listeners(port)) - {process.pid}
+    workers = set(servers(port)) - {process.pid}
     assert len(workers) == 2
     victim = workers.pop()
     os.kill(victim, signal.SIGKILL)
-    until(lambda: len(set(listeners(port)) - {process.pid, victim}) == 2)
+    until(lambda: len(set(servers(port)) - {process.pid, victim}) == 2)
     assert set(await asyncio.gather(*(heard(port, clip.tobytes()) for _ in range(6)))) == {alone}
 
     process.terminate()
     assert process.wait(30) == 0
-    until(lambda: not listeners(port))
+    until(lambda: not servers(port))
+
+
+async def test_a_connection_goes_to_the_worker_with_the_fewest(place: tuple[subprocess.Popen[bytes], int]):
+    process, port = place
+    url = f"ws://127.0.0.1:{port}/v1/stream"
+    one, other = set(servers(port)) - {process.pid}
+
+    def held() -> tuple[int, int]:
+        return connections(one, port), connections(other, port)
+
+    with ExitStack() as probes:
+
+        def both_accept() -> bool:
+            probes.enter_context(socket.create_connection(("127.0.0.1", port)))
+            return min(held()) > 0
+
+        until(both_accept)
+    until(lambda: sum(held()) == 0)
+    async with AsyncExitStack() as stack:
+        for _ in range(6):
+            await stack.enter_async_context(StreamingClient(url))
+        assert held() == (3, 3)
+        async with AsyncExitStack() as more:
+            clients = [await more.enter_async_context(StreamingClient(url)) for _ in range(6)]
+            before = held()
+            for client in clients[::2]:  # handed over in turn: these are one worker's
+                await client.__aexit__(None, None, None)
+            await asyncio.to_thread(until, lambda: sum(held()) == 9)
+            assert before == (6, 6)
+            assert sorted(held()) == [3, 6]
+            for _ in range(3):
+                await more.enter_async_context(StreamingClient(url))
+            assert held() == (6, 6)
+
+
+def test_workers_end_with_the_process_that_started_them(place: tuple[subprocess.Popen[bytes], int]):
+    process, port = place
+    workers = set(servers(port)) - {process.pid}
+    process.kill()
+    process.wait()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+    assert not answers(port)

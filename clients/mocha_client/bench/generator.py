@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 
 from mocha_client.bench.measurements import Measured, Run, ServerUse
-from mocha_client.bench.processes import cpu_seconds, listeners, rss_bytes
+from mocha_client.bench.processes import cpu_seconds, rss_bytes, servers
 from mocha_client.bench.stream import Clip, LoadStream
 from mocha_client.sources import SourceError
 
@@ -34,7 +34,7 @@ def run_load(url: str, port: int, clips: list[Clip], streams: int, processes: in
 
     `port` names the server's processes where they run on this machine. Raises SourceError if a process of ours dies.
     """
-    server = listeners(port)
+    server = servers(port)
     before = rss_bytes(server)
     context = multiprocessing.get_context("spawn")
     workers: list[tuple[SpawnProcess, Connection]] = []

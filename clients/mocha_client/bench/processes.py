@@ -7,8 +7,8 @@ PROC = Path("/proc")
 LISTENING = "0A"
 
 
-def listeners(port: int) -> list[int]:
-    """Processes of this user that hold a socket listening on `port`: a server and its workers."""
+def servers(port: int) -> list[int]:
+    """Processes of this user that hold a socket listening on `port`, and their children: a server and its workers."""
     inodes = set()
     for table in ("net/tcp", "net/tcp6"):
         try:
@@ -19,7 +19,18 @@ def listeners(port: int) -> list[int]:
             parts = line.split()
             if parts[3] == LISTENING and int(parts[1].rpartition(":")[2], 16) == port:
                 inodes.add(f"socket:[{parts[9]}]")
-    return [int(entry.name) for entry in PROC.glob("[0-9]*") if inodes & _open_files(entry)] if inodes else []
+    if not inodes:
+        return []
+    entries = list(PROC.glob("[0-9]*"))
+    holders = {int(entry.name) for entry in entries if inodes & _open_files(entry)}
+    return [int(entry.name) for entry in entries if {int(entry.name), _parent(entry)} & holders]
+
+
+def _parent(entry: Path) -> int:
+    try:
+        return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # gone
+        return 0
 
 
 def _open_files(process: Path) -> set[str]:
