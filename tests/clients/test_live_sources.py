@@ -76,6 +76,14 @@ class Process:
         )
         self.shown = ""
 
+    def __enter__(self) -> "Process":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.process.kill()  # where the test has failed it still runs
+        with self.process:
+            pass
+
     def feed(self, data: bytes) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(data)
@@ -103,20 +111,22 @@ def test_text_and_captions_come_while_the_pipe_is_open(
     pcm = np.tile(clip, 3).tobytes()
     path = tmp_path / f"live{suffix}"
     options = [] if header else ["--encoding", "pcm_s16le"]
-    command = Process("stream", "-", "--url", lively_server.url, "--captions", str(path), *options)
-    if header:
-        sizes = b"\xff\xff\xff\xff"  # as ffmpeg writes them where it cannot seek back
-        data_format = (1).to_bytes(2, "little") * 2 + (16_000).to_bytes(4, "little") + (32_000).to_bytes(4, "little")
-        command.feed(
-            b"RIFF" + sizes + b"WAVEfmt " + (16).to_bytes(4, "little") + data_format + b"\2\0\x10\0data" + sizes
-        )
-    states: list[str] = []
-    for third in range(3):
-        command.feed(pcm[third * len(pcm) // 3 : (third + 1) * len(pcm) // 3])
-        command.until_shown(len(command.shown.strip()) + 1)
-        states.append(valid_captions(path))
-    expected = heard(lively_server, pcm)
-    assert command.end() == expected
+    with Process("stream", "-", "--url", lively_server.url, "--captions", str(path), *options) as command:
+        if header:
+            sizes = b"\xff\xff\xff\xff"  # as ffmpeg writes them where it cannot seek back
+            data_format = (
+                (1).to_bytes(2, "little") * 2 + (16_000).to_bytes(4, "little") + (32_000).to_bytes(4, "little")
+            )
+            command.feed(
+                b"RIFF" + sizes + b"WAVEfmt " + (16).to_bytes(4, "little") + data_format + b"\2\0\x10\0data" + sizes
+            )
+        states: list[str] = []
+        for third in range(3):
+            command.feed(pcm[third * len(pcm) // 3 : (third + 1) * len(pcm) // 3])
+            command.until_shown(len(command.shown.strip()) + 1)
+            states.append(valid_captions(path))
+        expected = heard(lively_server, pcm)
+        assert command.end() == expected
     states.append(valid_captions(path))
     assert states[-1] == expected
     assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(states))
