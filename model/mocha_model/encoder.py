@@ -113,11 +113,11 @@ def few_items(lstm: nn.LSTM, x: Tensor, state: RecurrentState) -> tuple[Tensor, 
     On a CPU `lstm` itself reorders all its weights at each call, which costs more than a few items do.
     """
     batch_size, num_items, in_size = x.shape
-    bias = lstm.bias_ih_l0 + lstm.bias_hh_l0
-    from_input = torch.addmm(bias, x.transpose(0, 1).reshape(-1, in_size), lstm.weight_ih_l0.t())
+    weight_in, weight_hidden, bias_in, bias_hidden = lstm.parameters()
+    from_input = torch.addmm(bias_in + bias_hidden, x.transpose(0, 1).reshape(-1, in_size), weight_in.t())
     outputs = []
     for gates in from_input.view(num_items, batch_size, -1):
-        i, f, g, o = torch.addmm(gates, state.hidden, lstm.weight_hh_l0.t()).chunk(4, dim=1)
+        i, f, g, o = torch.addmm(gates, state.hidden, weight_hidden.t()).chunk(4, dim=1)
         cell = torch.addcmul(i.sigmoid() * g.tanh(), f.sigmoid(), state.cell)
         state = RecurrentState(o.sigmoid() * cell.tanh(), cell)
         outputs.append(state.hidden)

@@ -112,6 +112,19 @@ def test_search_finds_the_most_streams_within_a_twentieth(holds: int, start: int
     assert all(trial["kept_up"] == (trial["streams"] <= holds) for trial in report["trials"])
 
 
+def test_what_fails_once_is_tried_again():
+    seen: set[int] = set()
+
+    def load(streams: int) -> Run:
+        slow = streams > 137 or streams not in seen
+        seen.add(streams)
+        return ran(streams, 1.0 if slow else 0.1)
+
+    report = command._search(load, 50, 2000, 300)
+    assert 130 <= report["largest"] <= 137
+    assert [t["kept_up"] for t in report["trials"] if t["streams"] == 50] == [False, True]
+
+
 def test_the_engine_alone(manifest: Path):
     clips = recorded(manifest, 2, 1.5)
     done = prepare(clips, 100, "cpu")(3, 0.5)

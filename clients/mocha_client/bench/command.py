@@ -28,6 +28,7 @@ from mocha_client.sources import SourceError
 
 console = Console(stderr=True)
 START_TIMEOUT_S = 60.0
+TRIES = 2
 
 
 def bench(
@@ -107,15 +108,21 @@ def _engine_load(audio: list[bytes], piece_ms: int, device: str, spread_s: float
 
 
 def _search(load: Callable[[int], Run], start: int, most: int, limit_ms: float) -> dict[str, Any]:
-    """Double until it fails, then halve the gap down to 5 %; the report of the largest that kept up."""
+    """Double until it fails, then halve the gap down to 5 %; the report of the largest that kept up.
+
+    Only what fails `TRIES` times counts as failed: a machine is slower now and then.
+    """
     good: dict[str, Any] | None = None
     trials, low, high, streams = [], 0, most + 1, min(start, most)
     while True:
-        report = load(streams).report()
-        fine = keeps_up(report, limit_ms)
-        trials.append({"streams": streams, "kept_up": fine, "p50": report["emission_lag_ms"]["p50"]})
-        trials[-1] |= {"p99": report["emission_lag_ms"]["p99"], "errors": report["errors"]}
-        console.print(f"{streams} streams: {'kept up' if fine else 'too many'}, p99 {trials[-1]['p99']} ms")
+        for _ in range(TRIES):
+            report = load(streams).report()
+            fine = keeps_up(report, limit_ms)
+            trials.append({"streams": streams, "kept_up": fine, "p50": report["emission_lag_ms"]["p50"]})
+            trials[-1] |= {"p99": report["emission_lag_ms"]["p99"], "errors": report["errors"]}
+            console.print(f"{streams} streams: {'kept up' if fine else 'too many'}, p99 {trials[-1]['p99']} ms")
+            if fine:
+                break
         if fine:
             good, low = report, streams
         else:
