@@ -148,7 +148,7 @@ class Workers:
                 with suppress(OSError):  # dead
                     worker.ready = worker.pipe.recv(1) == SIGN
         if self._listener in readable:
-            with suppress(BlockingIOError, ConnectionAbortedError):
+            with suppress(OSError):  # none left, or that client is gone
                 while not self._stopping:
                     self._hand_over(self._listener.accept()[0])
 
