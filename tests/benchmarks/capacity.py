@@ -65,7 +65,7 @@ def main() -> None:
         report = measure(streams, options.workers, options.seconds, options.manifest)
         print(json.dumps({name: report[name] for name in SHOWN} | {"lag": report["emission_lag_ms"]}), flush=True)
         reports.append(report)
-    draw(reports, options.out)
+        draw(reports, options.out)
 
 
 if __name__ == "__main__":
