@@ -71,6 +71,13 @@ class RecurrentState:
     cell: Tensor
 
 
+def next_state(gates: Tensor, cell: Tensor) -> RecurrentState:
+    """An LSTM's state [..., S] after one item, from the sums that its gates get [..., 4 S], in torch's order."""
+    i, f, g, o = gates.chunk(4, dim=-1)
+    cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+    return RecurrentState(o.sigmoid() * cell.tanh(), cell)
+
+
 class ConvLSTM(nn.Module):
     """LSTM over time whose transitions are 1 x 3 convolutions over frequency (Shi et al. 2015); batch norm, ReLU."""
 
@@ -94,9 +101,7 @@ class ConvLSTM(nn.Module):
         uniform, outputs = is_uniform(num_valid, x.shape[1]), []
         for t in range(x.shape[1]):
             from_hidden = self.hidden_conv(state.hidden.transpose(1, 2)).transpose(1, 2)
-            i, f, g, o = (from_input[:, t] + from_hidden).chunk(4, dim=2)
-            cell = f.sigmoid() * state.cell + i.sigmoid() * g.tanh()
-            new = RecurrentState(o.sigmoid() * cell.tanh(), cell)
+            new = next_state(from_input[:, t] + from_hidden, state.cell)
             outputs.append(new.hidden)
             state = new if uniform else where_rows(num_valid > t, new, state)
         return self.norm(torch.stack(outputs, dim=1), num_valid).relu(), num_valid, state
@@ -117,9 +122,7 @@ def few_items(lstm: nn.LSTM, x: Tensor, state: RecurrentState) -> tuple[Tensor, 
     from_input = torch.addmm(bias_in + bias_hidden, x.transpose(0, 1).reshape(-1, in_size), weight_in.t())
     outputs = []
     for gates in from_input.view(num_items, batch_size, -1):
-        i, f, g, o = torch.addmm(gates, state.hidden, weight_hidden.t()).chunk(4, dim=1)
-        cell = torch.addcmul(i.sigmoid() * g.tanh(), f.sigmoid(), state.cell)
-        state = RecurrentState(o.sigmoid() * cell.tanh(), cell)
+        state = next_state(torch.addmm(gates, state.hidden, weight_hidden.t()), state.cell)
         outputs.append(state.hidden)
     return torch.stack(outputs, dim=1), state
 

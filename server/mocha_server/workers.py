@@ -81,6 +81,7 @@ class Workers:
         self._count, self._listener, self._serve = count, listener, serve
         self._closed = memoryview(mmap.mmap(-1, 8 * count)).cast("q")  # connections that each worker has seen end
         self._workers: list[Worker] = []
+        self._due: dict[int, float] = {}  # when the worker of a place is to be started again
         self._stopping = False
 
     def run(self) -> None:
@@ -126,16 +127,17 @@ class Workers:
             os._exit(status)  # nothing of the parent is this process's to clean up
 
     def _replace_dead(self) -> None:
+        now = time.monotonic()
         for worker in list(self._workers):
             pid, status = os.waitpid(worker.pid, os.WNOHANG)
             if pid:
+                log.error("worker %d died with status %d; another takes its place", pid, status)
                 self._workers.remove(worker)
                 worker.pipe.close()
-                if not self._stopping:
-                    log.error("worker %d died with status %d; another takes its place", pid, status)
-                    time.sleep(PAUSE_S)
-                if not self._stopping:
-                    self._start(worker.place)
+                self._due[worker.place] = now + PAUSE_S
+        for place in [place for place, due in self._due.items() if due <= now]:
+            del self._due[place]
+            self._start(place)
 
     def _pass_on(self) -> None:
         """Wait for connections, if anybody could take them, and hand them over."""

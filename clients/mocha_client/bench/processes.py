@@ -28,9 +28,14 @@ def servers(port: int) -> list[int]:
 
 def _parent(entry: Path) -> int:
     try:
-        return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        return int(_stat(entry)[1])
     except OSError:  # gone
         return 0
+
+
+def _stat(entry: Path) -> list[str]:
+    """What the kernel says of a process, after its name: its state comes first."""
+    return (entry / "stat").read_text().rpartition(")")[2].split()
 
 
 def _open_files(process: Path) -> set[str]:
@@ -50,7 +55,7 @@ def cpu_seconds(processes: list[int]) -> float:
     """User and system time so far."""
     ticks = 0
     for pid in processes:
-        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        fields = _stat(PROC / str(pid))
         ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
 
