@@ -146,7 +146,7 @@ class BeamSearch:
         )
 
     def step(
-        self, memory: Tensor, voiced: Tensor, num_valid: Tensor, state: BeamState
+        self, memory: Tensor, labels: Tensor, num_valid: Tensor, state: BeamState
     ) -> tuple[list[Symbol], BeamState]:
         """Inspect new frames; arguments and results as of `GreedySearch.step`. Symbols come when they are stable."""
         keys = torch.cat([state.keys, self.energies.memory_projection(memory)], dim=1)
@@ -155,7 +155,7 @@ class BeamSearch:
         for t in range(memory.shape[1]):
             real = t < num_valid
             chunk = slice(t, t + self.window)
-            new = self._frame(keys[:, chunk], values[:, chunk], voiced[:, t], state, symbols, real)
+            new = self._frame(keys[:, chunk], values[:, chunk], labels[:, t], state, symbols, real)
             state = where_rows(real, new, state)
         kept = self.window - 1
         return symbols, replace(
@@ -163,10 +163,10 @@ class BeamSearch:
         )
 
     def _frame(
-        self, keys: Tensor, values: Tensor, voiced: Tensor, state: BeamState, symbols: list[Symbol], real: Tensor
+        self, keys: Tensor, values: Tensor, labels: Tensor, state: BeamState, symbols: list[Symbol], real: Tensor
     ) -> BeamState:
         """One frame for all rows; `keys` and `values` [B, w, ...] end with it. Only `real` rows may tell symbols."""
-        frame = state.num_frames
+        frame, voiced = state.num_frames, labels.argmax(dim=1) != Tokenizer.blank_id
         last_voiced = torch.where(voiced, frame, state.last_voiced)
         state = replace(state, last_voiced=last_voiced, num_frames=frame + 1)
         best = _best(state.hypotheses.score)
@@ -176,7 +176,7 @@ class BeamSearch:
         ends = (quiet >= self.config.endpoint_frames) & spoken
         if (ends & real).any():
             state = self._close(ends & real, state, frame, symbols)
-        hypotheses = self._advance(_flat(state.hypotheses), keys, values, frame)
+        hypotheses = self._advance(_flat(state.hypotheses), keys, values, frame, labels)
         state = replace(state, hypotheses=_split(hypotheses, self.beam.width))
         state = self._tell_stable(state, symbols, real)
         best = _best(state.hypotheses.score)
@@ -185,7 +185,7 @@ class BeamSearch:
             state = self._close(finished, state, frame + 1, symbols)
         return state
 
-    def _advance(self, active: Hypotheses, keys: Tensor, values: Tensor, frame: Tensor) -> Hypotheses:
+    def _advance(self, active: Hypotheses, keys: Tensor, values: Tensor, frame: Tensor, labels: Tensor) -> Hypotheses:
         """Let every hypothesis decide on this frame until none fires; the best `width` of each row."""
         width = self.beam.width
         keys, values = keys.repeat_interleave(width, 0), values.repeat_interleave(width, 0)

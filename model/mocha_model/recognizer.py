@@ -15,8 +15,10 @@ from mocha_model.checkpoint import BUNDLED, CheckpointError, load_checkpoint
 from mocha_model.confidence import Calibration
 from mocha_model.emissions import Emission
 from mocha_model.features import FeatureState
+from mocha_model.joint import JointConfig, JointSearch
+from mocha_model.language import VocabularyError, WordLanguageModel
 from mocha_model.model import SpeechModel
-from mocha_model.scorers import CharacterLanguageModel, Fusion, PhraseBook, VocabularyError
+from mocha_model.scorers import Fusion, PhraseBook
 from mocha_model.search import GreedySearch, OfflineModelError, Symbol
 from mocha_model.streaming import where_rows
 from mocha_model.tokenizer import Tokenizer
@@ -42,12 +44,12 @@ class Recognizer:
         model: SpeechModel,
         tokenizer: Tokenizer,
         provenance: dict[str, Any] | None = None,
-        beam: BeamConfig | None = None,
+        beam: BeamConfig | JointConfig | None = None,
         fusion: Fusion | None = None,
         phrases: PhraseBook | None = None,
         calibration: Calibration | None = None,
     ) -> None:
-        """Greedy search, or beam search if `beam` is given, with the scorers of `fusion`.
+        """Greedy search, or the beam or joint search that `beam` describes, with the scorers of `fusion`.
 
         With `phrases`, each stream may have phrases of its own (see `init_state`); `calibration` is of its confidence.
         """
@@ -57,9 +59,13 @@ class Recognizer:
         self._fusion = fusion or Fusion(())
         all_scorers = Fusion((*self._fusion.parts, (1.0, phrases))) if phrases is not None else self._fusion
         parts = (model.decoder, model.config.decoder, tokenizer.space_id)
-        self._search: GreedySearch | BeamSearch = (
-            BeamSearch(*parts, beam, all_scorers) if beam else GreedySearch(*parts, all_scorers)
-        )
+        self._search: GreedySearch | BeamSearch
+        if isinstance(beam, JointConfig):
+            self._search = JointSearch(*parts, beam, all_scorers)
+        elif beam:
+            self._search = BeamSearch(*parts, beam, all_scorers)
+        else:
+            self._search = GreedySearch(*parts, all_scorers)
 
     @classmethod
     def load(cls, path: str | Path | None = None, device: str = "cpu") -> "Recognizer":
@@ -77,7 +83,7 @@ class Recognizer:
         weight and the search's thresholds are those of docs/search.md. Raises LanguageModelError.
         """
         try:
-            model = CharacterLanguageModel.load(language or BUNDLED_LANGUAGE, self.tokenizer)
+            model = WordLanguageModel.load(language or BUNDLED_LANGUAGE, self.tokenizer)
             fusion = Fusion(((LANGUAGE_WEIGHT, model),))
         except VocabularyError:
             if language:
@@ -150,8 +156,7 @@ class Recognizer:
         """
         frames, num_frames, features = self.model.features.step(samples, num_valid, state.features)
         memory, num_memory, encoder = self.model.encoder.step(frames, num_frames, state.encoder)
-        voiced = self.model.ctc(memory).argmax(dim=2) != self.tokenizer.blank_id
-        symbols, search = self._search.step(memory, voiced, num_memory, state.search)
+        symbols, search = self._search.step(memory, self.model.ctc(memory), num_memory, state.search)
         return self._emissions(symbols, len(num_valid)), RecognizerState(features, encoder, search)
 
     @torch.inference_mode()

@@ -1,19 +1,15 @@
-"""What a search may add to the decoder's own scores: language models and boosted phrases.
+"""What a search may add to the decoder's own scores, and one such scorer: boosted phrases.
 
 A scorer is stateful and batched like everything else: it is told the symbols of many hypotheses one at a time and says
 what each next symbol is worth. Knows nothing of attention or audio.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from mocha_model.tokenizer import Tokenizer, normalize_text
 
@@ -59,89 +55,6 @@ class Fusion:
     def restart(self, state: tuple[Any, ...]) -> tuple[Any, ...]:
         """All scorers begin a new segment."""
         return tuple(s.restart(part) for (_, s), part in zip(self.parts, state, strict=True))
-
-
-@dataclass(frozen=True)
-class LanguageState:
-    """State of a `CharacterLanguageModel`: LSTM output and cell [B, S], log-probabilities of the next symbol [B, V]."""
-
-    hidden: Tensor
-    cell: Tensor
-    next_scores: Tensor
-
-
-class LanguageModelError(ValueError):
-    """A file that is not a language model for this vocabulary; the message says why and names the file."""
-
-
-class VocabularyError(LanguageModelError):
-    """A language model of other symbols than the recogniser's."""
-
-
-class CharacterLanguageModel(nn.Module):
-    """Embedding, one LSTM, softmax over the recogniser's own symbols (Mikolov et al. 2010 with an LSTM)."""
-
-    FORMAT = "mocha-asr-lm/1"
-
-    def __init__(self, vocab_size: int, size: int = 256, embedding_size: int = 32) -> None:
-        super().__init__()
-        self.sizes = (vocab_size, size, embedding_size)
-        self.embedding = nn.Embedding(vocab_size, embedding_size)
-        self.lstm = nn.LSTM(embedding_size, size, batch_first=True)
-        self.output = nn.Linear(size, vocab_size)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [B, U, V] of the symbol after each of `tokens` [B, U] int64, which begin with start-of-sequence."""
-        logits: Tensor = self.output(self.lstm(self.embedding(tokens))[0])
-        return logits
-
-    def init_state(self, batch_size: int, device: torch.device) -> LanguageState:
-        """After start-of-sequence."""
-        zeros = torch.zeros(batch_size, self.lstm.hidden_size, device=device)
-        start = torch.full((batch_size,), Tokenizer.sos_id, device=device)
-        nothing = torch.zeros(batch_size, self.embedding.num_embeddings, device=device)
-        return self.advance(LanguageState(zeros, zeros.clone(), nothing), start)
-
-    def scores(self, state: LanguageState) -> Tensor:
-        """Log-probabilities."""
-        return state.next_scores
-
-    def advance(self, state: LanguageState, token: Tensor) -> LanguageState:
-        """One step of the LSTM."""
-        before = (state.hidden[None], state.cell[None])
-        y, (hidden, cell) = self.lstm(self.embedding(token)[:, None], before)
-        return LanguageState(hidden[0], cell[0], self.output(y[:, 0]).float().log_softmax(1))
-
-    def restart(self, state: LanguageState) -> LanguageState:
-        """After start-of-sequence."""
-        return self.init_state(len(state.hidden), state.hidden.device)
-
-    def save(self, path: Path, tokenizer: Tokenizer, provenance: dict[str, Any]) -> None:
-        """One .safetensors file, like a recogniser's checkpoint."""
-        metadata = {
-            "format": self.FORMAT,
-            "sizes": json.dumps(self.sizes),
-            "vocabulary": json.dumps(tokenizer.symbols, ensure_ascii=False),
-            "provenance": json.dumps(provenance, ensure_ascii=False),
-        }
-        save_file({name: t.detach().cpu().contiguous() for name, t in self.state_dict().items()}, path, metadata)
-
-    @classmethod
-    def load(cls, path: Path, tokenizer: Tokenizer) -> "CharacterLanguageModel":
-        """Read a model of the recogniser's vocabulary; raises LanguageModelError."""
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                weights = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise LanguageModelError(f"{path}: not a readable safetensors file ({error})") from error
-        if metadata.get("format") != cls.FORMAT:
-            raise LanguageModelError(f"{path}: not a {cls.FORMAT} file")
-        if tuple(json.loads(metadata["vocabulary"])) != tuple(tokenizer.symbols):
-            raise VocabularyError(f"{path}: made for another vocabulary than the recogniser's")
-        model = cls(*json.loads(metadata["sizes"]))
-        model.load_state_dict(weights)
-        return model.eval()
 
 
 @dataclass(frozen=True)

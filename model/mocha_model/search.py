@@ -103,13 +103,13 @@ class GreedySearch:
         )
 
     def step(
-        self, memory: Tensor, voiced: Tensor, num_valid: Tensor, state: SearchState
+        self, memory: Tensor, labels: Tensor, num_valid: Tensor, state: SearchState
     ) -> tuple[list[Symbol], SearchState]:
         """Inspect new frames.
 
         Args:
             memory: [B, T, D] encoder output.
-            voiced: [B, T] bool, where the CTC head hears a character.
+            labels: [B, T, V] what the CTC head makes of it; the probability of a symbol rises with its value.
             num_valid: [B] int64 real frames of each row.
             state: what `init_state`, `step` or `flush` returned.
 
@@ -118,6 +118,7 @@ class GreedySearch:
 
         """
         symbols: list[Symbol] = []
+        voiced = labels.argmax(dim=2) != Tokenizer.blank_id
         for start in range(0, memory.shape[1], WINDOW_FRAMES):
             part = slice(start, start + WINDOW_FRAMES)
             valid = (num_valid - start).clamp(0, min(WINDOW_FRAMES, memory.shape[1] - start))

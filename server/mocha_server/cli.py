@@ -15,8 +15,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mocha_model.checkpoint import CheckpointError
+from mocha_model.language import LanguageModelError
 from mocha_model.recognizer import Recognizer
-from mocha_model.scorers import LanguageModelError
 from mocha_server import serving
 from mocha_server.app import create_app
 from mocha_server.audio import AudioError, decode_file

@@ -18,8 +18,9 @@ from rich.table import Table
 from mocha_model import config as model_config
 from mocha_model.beam import BeamConfig
 from mocha_model.checkpoint import Checkpoint, CheckpointError, calibrate_checkpoint, load_checkpoint
+from mocha_model.language import LanguageModelError, WordLanguageModel
 from mocha_model.model import SpeechModel
-from mocha_model.scorers import CharacterLanguageModel, Fusion, LanguageModelError
+from mocha_model.scorers import Fusion
 from mocha_model.search import OfflineModelError
 from mocha_model.tokenizer import Tokenizer, Units, normalize_text
 from mocha_training import calibrate as confidence
@@ -164,7 +165,7 @@ def evaluate(
             corpus = corpus.subset(list(range(min(limit, len(corpus.utterances)))))
         how: Decoding | Beam | None = decoding
         if beam:
-            fusion = Fusion(((lm_weight, CharacterLanguageModel.load(lm, checkpoint.tokenizer)),) if lm else ())
+            fusion = Fusion(((lm_weight, WordLanguageModel.load(lm, checkpoint.tokenizer)),) if lm else ())
             how = Beam(BeamConfig(beam, threshold, selection_weight, length_bonus), fusion)
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task("evaluating", total=len(corpus.utterances))

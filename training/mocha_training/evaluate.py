@@ -15,6 +15,7 @@ from torch import Tensor
 from mocha_model.beam import BeamConfig
 from mocha_model.config import SAMPLE_RATE
 from mocha_model.emissions import Emission, WordAssembler, text_of
+from mocha_model.joint import JointConfig
 from mocha_model.model import SpeechModel
 from mocha_model.offline import decode_softly
 from mocha_model.recognizer import Recognizer
@@ -29,9 +30,9 @@ Decoding = Literal["online", "soft"]
 
 @dataclass(frozen=True)
 class Beam:
-    """Online decoding by beam search, with scorers."""
+    """Online decoding by beam or joint search, with scorers."""
 
-    config: BeamConfig
+    config: BeamConfig | JointConfig
     fusion: Fusion
 
 

@@ -1,18 +1,18 @@
-"""Training of character language models from plain text, for fusion in beam search."""
+"""Language models of words from plain text: counting, estimating, measuring. Knows nothing of search."""
 
 import gzip
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional
+from numpy.typing import NDArray
 
-from mocha_model.scorers import CharacterLanguageModel
-from mocha_model.tokenizer import Tokenizer, normalize_text, split_text
+from mocha_model.language import LEAST, WordCounts, WordLanguageModel
+from mocha_model.tokenizer import Tokenizer, normalize_text
 
-LENGTH = 96  # symbols per training row
+BATCH = 256  # sentences measured together
 
 
 class TextError(ValueError):
@@ -35,57 +35,105 @@ def read_sentences(paths: list[Path], tokenizer: Tokenizer) -> list[str]:
     """Normalised lines that the vocabulary can write; raises TextError where there are none."""
     known, units = set(tokenizer.symbols), tokenizer.units
     cleaned = (normalize_text(line, units) for line in read_lines(paths))
-    sentences = [s for s in cleaned if s and known.issuperset(split_text(s, units))]
+    sentences = [s for s in cleaned if s and known.issuperset(s)]
     if not sentences:
         raise TextError(f"{', '.join(map(str, paths))}: no sentence that the vocabulary can write")
     return sentences
 
 
-def as_rows(sentences: list[str], tokenizer: Tokenizer, seed: int) -> Tensor:
-    """Shuffled sentences as one stream ``sos sentence eos sos ...``, cut into rows [N, LENGTH + 1] int64."""
-    order = torch.randperm(len(sentences), generator=torch.Generator().manual_seed(seed)).tolist()
-    ids = [i for n in order for i in (tokenizer.sos_id, *tokenizer.encode(sentences[n]), tokenizer.eos_id)]
-    rows = max(1, len(ids) // (LENGTH + 1))
-    ids += [tokenizer.eos_id] * (rows * (LENGTH + 1) - len(ids))
-    return torch.tensor(ids[: rows * (LENGTH + 1)]).view(rows, LENGTH + 1)
+def count_words(sentences: list[str], tokenizer: Tokenizer, least: int) -> WordCounts:
+    """Interpolated Kneser-Ney estimates from `sentences` (Chen & Goodman 1999, section 3 and eq. 17).
+
+    Bigrams and trigrams that occur less than `least` times are left out after the estimation, and their masses given
+    to the shorter ones.
+    """
+    words = sorted({word for s in sentences for word in s.split()}, key=tokenizer.encode)
+    number = {word: n for n, word in enumerate(words)}
+    end, start, stride = len(words), len(words) + 1, len(words) + 2
+    flat = np.array([n for s in sentences for n in (start, start, *map(number.__getitem__, s.split()), end)])
+    is_target = flat[2:] != start
+    trigrams, trigram_counts = _count(_join(stride, flat[:-2], flat[1:-1], flat[2:])[is_target])
+    # Of the shorter ones, in how many different places they occur: that is what Kneser and Ney found.
+    bigrams, bigram_counts = _count(trigrams % stride**2)
+    unigram_counts = np.bincount(bigrams % stride, minlength=end + 1)
+    pairs = trigrams // stride
+    trigram_masses, trigram_kept = _discounted(pairs, trigram_counts, least)
+    bigram_masses, bigram_kept = _discounted(bigrams // stride, bigram_counts, least)
+    unigram_masses, _ = _discounted(np.zeros(end + 1, dtype=np.int64), unigram_counts, 0)
+    contexts, context = np.unique(pairs[trigram_kept], return_inverse=True)
+    return WordCounts(
+        tuple(words),
+        unigram_masses.astype(np.float32),
+        (bigrams[bigram_kept], bigram_masses),
+        (context * stride + trigrams[trigram_kept] % stride, trigram_masses),
+        contexts,
+        _spelling(words, tokenizer),
+    )
 
 
-def perplexity(model: CharacterLanguageModel, sentences: list[str], tokenizer: Tokenizer) -> float:
-    """Per character (eos counted), over whole sentences."""
-    total, count = 0.0, 0
-    with torch.inference_mode():
-        for sentence in sentences:
-            ids = torch.tensor([[tokenizer.sos_id, *tokenizer.encode(sentence), tokenizer.eos_id]])
-            total += float(functional.cross_entropy(model(ids[:, :-1])[0], ids[0, 1:], reduction="sum"))
-            count += ids.shape[1] - 1
-    return math.exp(total / count)
+def _join(stride: int, *words: NDArray[np.int64]) -> NDArray[np.int64]:
+    key = words[0]
+    for word in words[1:]:
+        key = key * stride + word
+    return key
 
 
-def train_language_model(
+def _count(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    found, counts = np.unique(keys, return_counts=True)
+    return found, counts
+
+
+def _discounted(
+    contexts: NDArray[np.int64], counts: NDArray[np.int64], least: int
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Masses of the n-grams that occur at least `least` times, and which those are."""
+    once, twice = int((counts == 1).sum()), int((counts == 2).sum())
+    discount = once / max(1, once + 2 * twice) or 0.5
+    _, index = np.unique(contexts, return_inverse=True)
+    totals = np.bincount(index, weights=counts)
+    kept = counts >= least
+    masses = np.maximum(counts - discount, 0) / totals[index]
+    return masses[kept].astype(np.float32), kept
+
+
+def _spelling(words: list[str], tokenizer: Tokenizer) -> NDArray[np.float32]:
+    """Log-probabilities of characters after one another in `words`; each pair is taken to have occurred once more."""
+    blank, space = tokenizer.blank_id, tokenizer.space_id
+    counts = np.zeros((tokenizer.vocab_size, tokenizer.vocab_size))
+    letters = [n for n in range(blank + 4, tokenizer.vocab_size) if n != space]
+    counts[np.ix_([*letters, space], letters)] = 1
+    counts[letters, blank] = 1
+    for word in words:
+        ids = tokenizer.encode(word)
+        np.add.at(counts, ([space, *ids], [*ids, blank]), 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(counts / counts.sum(1, keepdims=True))
+    return np.nan_to_num(logs, nan=LEAST, neginf=LEAST).astype(np.float32)
+
+
+def perplexity(
+    model: WordLanguageModel,
     sentences: list[str],
     tokenizer: Tokenizer,
-    steps: int,
-    size: int = 256,
-    batch_rows: int = 64,
-    seed: int = 0,
-    progress: Callable[[float], None] = lambda loss: None,
-) -> CharacterLanguageModel:
-    """An LSTM over `sentences`; `progress` is told the loss of every step."""
-    torch.manual_seed(seed)
-    model = CharacterLanguageModel(tokenizer.vocab_size, size)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=1e-2)
-    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps, pct_start=0.1)
-    epoch, order, rows = 0, torch.zeros(0, dtype=torch.int64), torch.zeros(0, 0)
-    for _ in range(steps):
-        if len(order) == 0:
-            rows = as_rows(sentences, tokenizer, seed + epoch)
-            order, epoch = torch.randperm(len(rows)), epoch + 1
-        batch, order = rows[order[:batch_rows]], order[batch_rows:]
-        loss = functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        rate.step()
-        progress(float(loss.detach()))
-    return model.eval()
+    progress: Callable[[int], None] = lambda done: None,
+) -> tuple[float, float]:
+    """Per character and per word (the end of a sentence counts as one of each), over whole sentences."""
+    total = characters = words = 0.0
+    for batch in _batches(sentences):
+        ids = [[*tokenizer.encode(s), tokenizer.eos_id] for s in batch]
+        tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(i) for i in ids], batch_first=True)
+        state = model.init_state(len(batch), torch.device("cpu"))
+        for token in tokens.t():
+            told = model.scores(state).gather(1, token[:, None])[:, 0]
+            total -= float((told * (token != tokenizer.blank_id)).sum())
+            state = model.advance(state, token)
+        characters += sum(map(len, ids))
+        words += sum(len(s.split()) + 1 for s in batch)
+        progress(len(batch))
+    return math.exp(total / characters), math.exp(total / words)
+
+
+def _batches(sentences: list[str]) -> Iterator[list[str]]:
+    ordered = sorted(sentences, key=len)
+    for start in range(0, len(ordered), BATCH):
+        yield ordered[start : start + BATCH]

@@ -1,0 +1,191 @@
+"""Joint search: prefixes of the CTC branch, scored by the MoChA decoder and by language models as they grow.
+
+CTC prefix search (Graves et al. 2006, section 3.2; Hannun et al. 2014) says at which frame a symbol may be written; the
+decoder attends to the chunk that ends there, as it was trained to along the CTC path, and says which (triggered
+attention: Moritz, Hori & Le Roux 2019, algorithm 1, with both scores at once). So it needs no energy to reach p = 0.5,
+and a language model may overrule either. Streaming and stable like `beam`, whose bookkeeping it shares.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mocha_model.beam import BeamConfig, BeamSearch, BeamState, Hypotheses
+from mocha_model.config import DecoderConfig
+from mocha_model.decoder import Decoder
+from mocha_model.scorers import Fusion
+from mocha_model.search import Symbol
+from mocha_model.streaming import gather_rows, map_state, scatter_rows, where_rows
+from mocha_model.tokenizer import Tokenizer
+
+SILENT = -0.02  # log-probability of blank from which on nothing is written at a frame
+WRITTEN = slice(len((Tokenizer.blank_id, Tokenizer.sos_id, Tokenizer.eos_id, Tokenizer.unk_id)), None)
+
+
+@dataclass(frozen=True)
+class JointConfig:
+    """How wide, and what counts how much beside the CTC branch.
+
+    Attributes:
+        width: prefixes kept per stream.
+        threshold: prefixes this much worse than the best one (natural logarithm) are dropped.
+        decoder_weight: of the decoder's log-probabilities.
+        length_bonus: added per symbol.
+
+    """
+
+    width: int = 16
+    threshold: float = 12.0
+    decoder_weight: float = 0.5
+    length_bonus: float = 1.3
+
+
+@dataclass(frozen=True)
+class Prefixes(Hypotheses):
+    """Hypotheses of a joint search. Score is ``logaddexp(blank, label) + added``.
+
+    Attributes:
+        blank, label: float32, CTC log-probability of all alignments so far that end in a blank, or in the last symbol.
+        added: float32, what decoder, scorers and bonus add.
+        name, stem: int64, hashes of the symbols, and of all but the last.
+
+    """
+
+    blank: Tensor
+    label: Tensor
+    added: Tensor
+    name: Tensor
+    stem: Tensor
+
+
+class JointSearch(BeamSearch):
+    """Behind the interface of `GreedySearch`."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        config: DecoderConfig,
+        space_id: int,
+        joint: JointConfig | None = None,
+        fusion: Fusion | None = None,
+    ) -> None:
+        self.joint = joint or JointConfig()
+        super().__init__(decoder, config, space_id, BeamConfig(self.joint.width, self.joint.threshold), fusion)
+
+    def _fresh(self, start: Tensor, scorers: tuple[Any, ...]) -> Prefixes:
+        h = super()._fresh(start, scorers)
+        nothing = torch.zeros_like(h.score)
+        zero = torch.zeros_like(h.start)
+        return Prefixes(**vars(h), blank=h.score, label=nothing - torch.inf, added=nothing, name=zero, stem=zero - 1)
+
+    def _advance(  # type: ignore[override]
+        self, active: Prefixes, keys: Tensor, values: Tensor, frame: Tensor, labels: Tensor
+    ) -> Prefixes:
+        """One frame: every prefix stays, or goes on by one symbol; the best `width` of each row."""
+        log_probs = labels.float().log_softmax(dim=1)  # [B, V]
+        active = self._level(active)
+        each = log_probs.repeat_interleave(self.joint.width, 0)
+        reached = torch.logaddexp(active.blank, active.label)
+        last = active.token[:, None]
+        after_label = active.blank[:, None] + each.gather(1, last)
+        stayed = replace(
+            active, blank=reached + each[:, Tokenizer.blank_id], label=active.label + each.gather(1, last)[:, 0]
+        )
+        silent = log_probs[:, Tokenizer.blank_id] > SILENT
+        if silent.all():
+            return _scored(stayed)
+        # [B W, V]: alignments that now write a symbol; the last one again only after a blank.
+        written = (reached[:, None] + each).scatter(1, last, after_label)
+        written[:, : WRITTEN.start] = -torch.inf
+        written[silent.repeat_interleave(self.joint.width)] = -torch.inf
+        stayed, written = self._meet(stayed, written)
+        return self._grow(_scored(stayed), written, keys, values, frame)
+
+    def _level(self, h: Prefixes) -> Prefixes:
+        """`h` with 0 for the best prefix of each row, so that numbers stay small; what has no score has nothing."""
+        dead, width = h.score == -torch.inf, self.joint.width
+        best = h.score.view(-1, width).argmax(dim=1, keepdim=True)
+
+        def above(x: Tensor) -> Tensor:
+            return x - x.view(-1, width).gather(1, best).repeat_interleave(width)
+
+        reached = torch.logaddexp(h.blank, h.label)
+        offset = above(reached) - reached
+        blank, label = ((x + offset).masked_fill(dead, -torch.inf) for x in (h.blank, h.label))
+        return replace(h, blank=blank, label=label, added=above(h.added))
+
+    def _meet(self, h: Prefixes, written: Tensor) -> tuple[Prefixes, Tensor]:
+        """Where a prefix and one more symbol are another prefix of the row, the alignments are that one's."""
+        width = self.joint.width
+        name, stem, last = (x.view(-1, width) for x in (h.name, h.stem, h.token))
+        same = stem[:, :, None] == name[:, None, :]  # [B, prefix, prefix without its last symbol]
+        alive = (h.blank > -torch.inf) | (h.label > -torch.inf)
+        row, into, source = (same & alive.view(-1, 1, width) & alive.view(-1, width, 1)).nonzero().unbind(1)
+        source, symbol, into = row * width + source, last[row, into], row * width + into
+        label = h.label.clone()
+        label[into] = torch.logaddexp(label[into], written[source, symbol])
+        written[source, symbol] = -torch.inf
+        return replace(h, label=label), written
+
+    def _grow(self, h: Prefixes, written: Tensor, keys: Tensor, values: Tensor, frame: Tensor) -> Prefixes:
+        """Choose among the prefixes as they are and all that `written` [B W, V] makes of them."""
+        width, vocab = self.joint.width, written.shape[1]
+        frames = frame.repeat_interleave(width)
+        p, weights, decoder, own = self._ask(
+            h, keys.repeat_interleave(width, 0), values.repeat_interleave(width, 0), frames
+        )
+        added = h.added[:, None] + self.joint.decoder_weight * own + self.joint.length_bonus
+        added = added + self.fusion.scores(h.scorers)
+        grown = (written + added).nan_to_num(-torch.inf, neginf=-torch.inf)
+        candidates = torch.cat([h.score.view(-1, width), grown.view(-1, width * vocab)], dim=1)
+        score, index = candidates.topk(width, dim=1)
+        score = torch.where(score >= score[:, :1] - self.joint.threshold, score, -torch.inf).flatten()
+        grows = (index >= width).flatten()
+        first = torch.arange(len(index), device=index.device)[:, None] * width
+        source = (first + torch.where(index >= width, (index - width) // vocab, index)).flatten()
+        token = ((index - width) % vocab).flatten()
+        stayed: Prefixes = gather_rows(h, source)
+        longer = self._append(stayed, token, frames, p[source], own[source, token].exp(), weights[source])
+        longer = replace(
+            longer,
+            decoder=gather_rows(decoder, source),
+            last_emission=frames,
+            blank=torch.full_like(stayed.blank, -torch.inf),
+            label=written[source, token],
+            added=added[source, token],
+            name=stayed.name * 1_000_003 + token,
+            stem=stayed.name,
+        )
+        new: Prefixes = where_rows(grows, longer, stayed)
+        at = grows.nonzero()[:, 0]
+        scatter_rows(new.scorers, at, self.fusion.advance(gather_rows(stayed.scorers, at), token[at]))
+        return replace(new, score=score)
+
+    def _ask(self, h: Prefixes, keys: Tensor, values: Tensor, frames: Tensor) -> tuple[Tensor, Tensor, Any, Tensor]:
+        """The decoder at this frame: p [R], weights [R, w] of its chunk, its state after, log-probabilities [R, V]."""
+        hidden = h.decoder.hidden
+        p = self.energies.pairs(0, hidden, keys[:, -1]).sigmoid()
+        u = torch.zeros_like(keys[..., 0])
+        if self.energies.count > 1:
+            u = self.energies.pairs(1, hidden[:, None].expand(-1, keys.shape[1], -1), keys)
+        valid = self.attention.chunk_mask(frames, h.last_emission, h.start)
+        context, weights = self.attention.attend_chunk(u, values, valid)
+        decoder = self.decoder.step(h.token, context, h.decoder)
+        return p, weights, decoder, self.decoder.symbol_scores(decoder.hidden, context)
+
+    def _close(self, rows: Tensor, state: BeamState, frame: Tensor, symbols: list[Symbol]) -> BeamState:
+        """As in `BeamSearch`, of prefixes that may end a sentence here."""
+        h = state.hypotheses
+        worth = self.fusion.scores(map_state(lambda x: x.flatten(0, 1), h.scorers))
+        if isinstance(worth, Tensor):
+            h = replace(h, score=h.score + worth[:, Tokenizer.eos_id].view_as(h.score))
+        return super()._close(rows, replace(state, hypotheses=where_rows(rows, h, state.hypotheses)), frame, symbols)
+
+    def _finish(self, active: Hypotheses, frames: Tensor) -> Hypotheses:
+        return active  # what the CTC branch heard is all there is
+
+
+def _scored(h: Prefixes) -> Prefixes:
+    return replace(h, score=torch.logaddexp(h.blank, h.label) + h.added)

@@ -1,0 +1,268 @@
+"""A language model of words that is asked for characters: what beam search is fused with.
+
+Probabilities of words are interpolated Kneser-Ney estimates over the two words before (Chen & Goodman 1999, section 3).
+Words are numbered alphabetically, so all that begin with what is written so far are a range, and so are those of them
+that go on with a given character: the probability of a character is that of a range by that of another, exactly, with
+nothing to be guessed until a word is complete. Words outside the vocabulary are spelled by pairs of characters, at the
+price of an unknown word. Knows nothing of attention or audio.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from torch import Tensor
+
+from mocha_model.tokenizer import Tokenizer
+
+LEAST = -30.0  # logarithm that stands for what cannot be
+
+
+class LanguageModelError(ValueError):
+    """A file that is not a language model for this vocabulary; the message says why and names the file."""
+
+
+class VocabularyError(LanguageModelError):
+    """A language model of other symbols than the recogniser's."""
+
+
+@dataclass(frozen=True)
+class WordCounts:
+    """What a model is made of, and what its file holds: probability masses of n-grams of V words.
+
+    Word numbers: 0 ... V - 1 alphabetically by their ids of characters, then V, the end of a sentence, and V + 1, its
+    beginning (only in contexts). A mass is what an n-gram has itself, without its share of shorter ones.
+
+    Attributes:
+        words: the vocabulary, in order.
+        unigrams: [V + 1] float32 masses; what they lack of 1 belongs to unknown words.
+        bigrams, trigrams: keys [N] int64, rising, ``context * (V + 2) + word``, and masses [N] float32.
+        pairs: [C] int64, rising, ``first * (V + 2) + second``: what each context of `trigrams` is. The context of a
+            bigram is a word.
+        spelling: [S, S] float32, log-probability of a character (column) after another (row); the blank stands for
+            the end of a word, the space for its beginning.
+
+    """
+
+    words: tuple[str, ...]
+    unigrams: NDArray[np.float32]
+    bigrams: tuple[NDArray[np.int64], NDArray[np.float32]]
+    trigrams: tuple[NDArray[np.int64], NDArray[np.float32]]
+    pairs: NDArray[np.int64]
+    spelling: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class LanguageState:
+    """State of a `WordLanguageModel`, each [B].
+
+    Attributes:
+        node: int64, what is written of the present word.
+        previous: int64, the word before it. context: int64, that and the one before, as a context of trigrams.
+        last: int64, the symbol before. spelled: float32, log-probability of what is written as an unknown word.
+        next_scores: [B, S] float32.
+
+    """
+
+    node: Tensor
+    previous: Tensor
+    context: Tensor
+    last: Tensor
+    spelled: Tensor
+    next_scores: Tensor
+
+
+class _Table:
+    """N-grams of one length: how much of the words below a number their own masses are, after a context."""
+
+    def __init__(self, keys: NDArray[np.int64], masses: NDArray[np.float32], num_contexts: int, stride: int) -> None:
+        self._keys, self._stride = torch.from_numpy(keys), stride
+        self._below = torch.from_numpy(np.concatenate([[0.0], np.cumsum(masses, dtype=np.float64)]))
+        first = np.searchsorted(keys, np.arange(num_contexts + 2) * stride)
+        self.rest = (1 - self._below[first].diff()).clamp(min=1e-6)  # [contexts + 1], 1 for the unknown one
+
+    def below(self, context: Tensor, words: Tensor) -> Tensor:
+        """[R, K] float64 for `context` [R] and `words` [R, K]; only differences within a row mean anything."""
+        return self._below[torch.searchsorted(self._keys, context[:, None] * self._stride + words)]
+
+
+class WordLanguageModel:
+    """A `Scorer` over the characters of a tokenizer; everything on the CPU, since it is all look-up."""
+
+    FORMAT = "mocha-asr-lm/2"
+
+    def __init__(self, counts: WordCounts, tokenizer: Tokenizer) -> None:
+        if tokenizer.units != "characters":
+            raise VocabularyError("a language model of words needs a recogniser of characters")
+        self.counts, self._space = counts, tokenizer.space_id
+        num_words, num_pairs = len(counts.words), len(counts.pairs)
+        stride = num_words + 2
+        self._end, self._start, self._unknown = num_words, num_words + 1, num_words + 2
+        self._stride, self._no_context = stride, num_pairs
+        self._unigrams = torch.from_numpy(np.concatenate([[0.0], np.cumsum(counts.unigrams, dtype=np.float64)]))
+        self._bigrams = _Table(*counts.bigrams, stride, stride)
+        self._trigrams = _Table(*counts.trigrams, num_pairs, stride)
+        self._pairs = torch.from_numpy(counts.pairs)
+        self._spelling = torch.from_numpy(counts.spelling)
+        self._children, self._bounds = _tree([tokenizer.encode(word) for word in counts.words], tokenizer.vocab_size)
+
+    def init_state(self, batch_size: int, device: torch.device) -> LanguageState:
+        """Before the first word of a sentence."""
+        zeros = torch.zeros(batch_size, dtype=torch.int64)
+        begin = self._after(zeros + self._start, zeros + self._start)
+        state = LanguageState(zeros, zeros + self._start, begin, zeros + self._space, zeros.float(), zeros[:, None])
+        return _to(device, self._with_scores(state))
+
+    def scores(self, state: LanguageState) -> Tensor:
+        """Log-probabilities of the next character, [B, S] float32."""
+        return state.next_scores
+
+    def restart(self, state: LanguageState) -> LanguageState:
+        """Before the first word of the next sentence."""
+        return self.init_state(len(state.node), state.node.device)
+
+    def advance(self, state: LanguageState, token: Tensor) -> LanguageState:
+        """Write one character."""
+        device = token.device
+        state, token = _to(torch.device("cpu"), state), token.cpu()
+        ends = token == self._space
+        complete = ends & (state.last != self._space)
+        word = self._word(state.node)
+        previous = torch.where(complete, word, state.previous)
+        context = torch.where(complete, self._after(state.previous, word), state.context)
+        node = torch.where(ends, 0, self._children[state.node, token].long())
+        spelled = torch.where(ends, 0.0, state.spelled + self._spelling[state.last, token])
+        new = LanguageState(node, previous, context, token, spelled, state.next_scores)
+        return _to(device, self._with_scores(new))
+
+    def _with_scores(self, state: LanguageState) -> LanguageState:
+        """`state` with its `next_scores`; blank has the score of an end of a word, and is never asked for."""
+        bounds = self._bounds[state.node].long()  # [B, S + 1]
+        below, rest = self._below(state.previous, state.context, bounds)
+        known = below.diff(dim=1).clamp(min=0)  # [B, S]; the blank is the word that ends here
+        unknown = (rest + state.spelled).exp()[:, None] * self._spelling[state.last].exp()
+        both = known + unknown
+        scores = (both / both.sum(1, keepdim=True).clamp(min=1e-30)).log()
+        word = self._word(state.node)
+        begins = state.last == self._space
+        ended = self._end_of_sentence(
+            torch.where(begins, state.previous, word),
+            torch.where(begins, state.context, self._after(state.previous, word)),
+        )
+        finish = torch.where(begins, 0.0, scores[:, Tokenizer.blank_id])
+        scores[:, Tokenizer.eos_id] = finish + ended.log()
+        scores[:, self._space] = torch.where(begins, -torch.inf, finish + torch.log1p(-ended))
+        return replace(state, next_scores=scores.clamp(min=LEAST).float())
+
+    def _word(self, node: Tensor) -> Tensor:
+        """The word [B] that is complete at `node`."""
+        bounds = self._bounds[node, :2].long()
+        return torch.where(bounds[:, 0] < bounds[:, 1], bounds[:, 0], self._unknown)
+
+    def _after(self, first: Tensor, second: Tensor) -> Tensor:
+        """The context of trigrams [B] that two words are."""
+        key = first * self._stride + second
+        at = torch.searchsorted(self._pairs, key).clamp(max=len(self._pairs) - 1)
+        known = (self._pairs[at] == key) & (second != self._unknown)
+        return torch.where(known, at, self._no_context)
+
+    def _below(self, previous: Tensor, context: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+        """How probable the words below each of `words` [B, K] are, and the log-probability [B] of an unknown one."""
+        after_one, after_two = self._bigrams.rest[previous], self._trigrams.rest[context]
+        shorter = self._bigrams.below(previous, words) + after_one[:, None] * self._unigrams[words]
+        below = self._trigrams.below(context, words) + after_two[:, None] * shorter
+        return below, (after_two * after_one * (1 - self._unigrams[-1])).log()
+
+    def _end_of_sentence(self, previous: Tensor, context: Tensor) -> Tensor:
+        """Its probability [B] after these."""
+        place = torch.tensor([self._end, self._end + 1]).expand(len(previous), 2).contiguous()
+        return self._below(previous, context, place)[0].diff(dim=1)[:, 0].clamp(1e-9, 1 - 1e-9)
+
+    def save(self, path: Path, tokenizer: Tokenizer, provenance: dict[str, Any]) -> None:
+        """One .safetensors file, like a recogniser's checkpoint. Masses are kept as float16 logarithms."""
+        c = self.counts
+        tensors = {
+            "words": np.frombuffer("\n".join(c.words).encode(), dtype=np.uint8),
+            "unigrams": c.unigrams,
+            "spelling": c.spelling,
+            "pairs": c.pairs,
+        }
+        for name, (keys, masses) in (("bigrams", c.bigrams), ("trigrams", c.trigrams)):
+            word = keys % self._stride
+            tensors[f"{name}.words"] = word.astype(np.uint16 if self._stride <= 1 << 16 else np.int32)
+            tensors[f"{name}.sizes"] = np.bincount(keys // self._stride).astype(np.int32)
+            tensors[f"{name}.masses"] = np.log(masses).astype(np.float16)
+        metadata = {
+            "format": self.FORMAT,
+            "vocabulary": json.dumps(tokenizer.symbols, ensure_ascii=False),
+            "provenance": json.dumps(provenance, ensure_ascii=False),
+        }
+        save_file(tensors, path, metadata)
+
+    @classmethod
+    def load(cls, path: Path, tokenizer: Tokenizer) -> "WordLanguageModel":
+        """Read a model of the recogniser's vocabulary; raises LanguageModelError."""
+        try:
+            with safe_open(path, framework="numpy") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("format") != cls.FORMAT:
+                    raise LanguageModelError(f"{path}: not a {cls.FORMAT} file")
+                if tuple(json.loads(metadata["vocabulary"])) != tuple(tokenizer.symbols):
+                    raise VocabularyError(f"{path}: made for another vocabulary than the recogniser's")
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise LanguageModelError(f"{path}: not a readable safetensors file ({error})") from error
+        words = tuple(tensors["words"].tobytes().decode().split("\n"))
+        tables = {}
+        for name in ("bigrams", "trigrams"):
+            sizes = tensors[f"{name}.sizes"]
+            context = np.repeat(np.arange(len(sizes)), sizes)
+            keys = context * (len(words) + 2) + tensors[f"{name}.words"]
+            tables[name] = (keys, np.exp(tensors[f"{name}.masses"].astype(np.float32)))
+        counts = WordCounts(words, tensors["unigrams"], **tables, pairs=tensors["pairs"], spelling=tensors["spelling"])
+        return cls(counts, tokenizer)
+
+
+def _to(device: torch.device, state: LanguageState) -> LanguageState:
+    return LanguageState(*(getattr(state, name).to(device) for name in state.__dataclass_fields__))
+
+
+def _tree(words: list[list[int]], vocab_size: int) -> tuple[Tensor, Tensor]:
+    """The prefixes of `words` (sorted ids) as nodes, 0 the empty one, the last one what no word begins with.
+
+    Returns the node after each symbol, [N, S] int32, and the range of words that each symbol leads to, as the numbers
+    [N, S + 1] int32 where ranges begin; the blank leads to the word that is complete.
+    """
+    children, first = [[0] * vocab_size], [[-1] * (vocab_size + 1)]
+    path, before = [0], list[int]()
+    ends = [len(words)]
+    for number, word in enumerate(words):
+        shared = 0
+        while shared < min(len(word), len(before)) and word[shared] == before[shared]:
+            shared += 1
+        for node in path[shared + 1 :]:
+            ends[node] = number
+        del path[shared + 1 :]
+        for symbol in word[shared:]:
+            children[path[-1]][symbol], first[path[-1]][symbol] = len(children), number
+            path.append(len(children))
+            children.append([0] * vocab_size)
+            first.append([-1] * (vocab_size + 1))
+            first[-1][0] = number
+            ends.append(len(words))
+        before = word
+    nowhere = len(children)
+    first[0][0] = 0
+    table = np.array([*children, [nowhere] * vocab_size], dtype=np.int32)
+    table[table == 0] = nowhere
+    bounds = np.array([*first, [0] * (vocab_size + 1)], dtype=np.int64)
+    bounds[:-1, -1] = ends
+    bounds = np.where(bounds < 0, np.iinfo(np.int64).max, bounds)
+    bounds = np.minimum.accumulate(bounds[:, ::-1], axis=1)[:, ::-1]
+    return torch.from_numpy(table), torch.from_numpy(bounds.astype(np.int32))
