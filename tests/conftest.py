@@ -86,8 +86,8 @@ class Server:
     """A real uvicorn on a free port in a thread of its own."""
 
     def __init__(self, recognizer: Recognizer, **settings: object) -> None:
-        # A slow machine refuses nobody, and has few shapes of steps to prepare for.
-        patient = {"max_lag_ms": 600_000, "max_streams": 64} | settings
+        # A slow machine refuses nobody, and has few shapes of steps to prepare for; files are read as streams are.
+        patient = {"max_lag_ms": 600_000, "max_streams": 64, "file_beam": 0} | settings
         self.app = create_app(Settings(**patient), recognizer)  # type: ignore[arg-type]
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]

@@ -11,7 +11,7 @@ A.1: 8 and 3). Knows nothing of samples or text.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -72,6 +72,9 @@ class Hypotheses:
     p: Tensor
     q: Tensor
     weights: Tensor
+
+
+Some = TypeVar("Some", bound=Hypotheses)
 
 
 @dataclass(frozen=True)
@@ -252,7 +255,7 @@ class BeamSearch:
         token = (flat % total.shape[1]).flatten()
         return parent, token, score.flatten(), own[parent, token].exp()
 
-    def _append(self, h: Hypotheses, token: Tensor, frame: Tensor, p: Tensor, q: Tensor, weights: Tensor) -> Hypotheses:
+    def _append(self, h: Some, token: Tensor, frame: Tensor, p: Tensor, q: Tensor, weights: Tensor) -> Some:
         at = h.length.clamp(max=MAX_UNSTABLE - 1)
         place = torch.arange(MAX_UNSTABLE, device=at.device) == at[:, None]
         return replace(

@@ -78,7 +78,7 @@ class JointSearch(BeamSearch):
         h = super()._fresh(start, scorers)
         nothing = torch.zeros_like(h.score)
         zero = torch.zeros_like(h.start)
-        return Prefixes(**vars(h), blank=h.score, label=nothing - torch.inf, added=nothing, name=zero, stem=zero - 1)
+        return Prefixes(**vars(h), blank=h.score.clone(), label=nothing - torch.inf, added=nothing, name=zero, stem=zero - 1)
 
     def _advance(  # type: ignore[override]
         self, active: Prefixes, keys: Tensor, values: Tensor, frame: Tensor, labels: Tensor
@@ -95,7 +95,8 @@ class JointSearch(BeamSearch):
         )
         silent = log_probs[:, Tokenizer.blank_id] > SILENT
         if silent.all():
-            return _scored(stayed)
+            stayed = _scored(stayed)
+            return replace(stayed, score=self._strict(stayed.score.view(-1, self.joint.width)))
         # [B W, V]: alignments that now write a symbol; the last one again only after a blank.
         written = (reached[:, None] + each).scatter(1, last, after_label)
         written[:, : WRITTEN.start] = -torch.inf
@@ -114,7 +115,7 @@ class JointSearch(BeamSearch):
         reached = torch.logaddexp(h.blank, h.label)
         offset = above(reached) - reached
         blank, label = ((x + offset).masked_fill(dead, -torch.inf) for x in (h.blank, h.label))
-        return replace(h, blank=blank, label=label, added=above(h.added))
+        return replace(h, blank=blank, label=label, added=above(h.added.masked_fill(dead, 0.0)))
 
     def _meet(self, h: Prefixes, written: Tensor) -> tuple[Prefixes, Tensor]:
         """Where a prefix and one more symbol are another prefix of the row, the alignments are that one's."""
@@ -141,7 +142,6 @@ class JointSearch(BeamSearch):
         grown = (written + added).nan_to_num(-torch.inf, neginf=-torch.inf)
         candidates = torch.cat([h.score.view(-1, width), grown.view(-1, width * vocab)], dim=1)
         score, index = candidates.topk(width, dim=1)
-        score = torch.where(score >= score[:, :1] - self.joint.threshold, score, -torch.inf).flatten()
         grows = (index >= width).flatten()
         first = torch.arange(len(index), device=index.device)[:, None] * width
         source = (first + torch.where(index >= width, (index - width) // vocab, index)).flatten()
@@ -161,7 +161,12 @@ class JointSearch(BeamSearch):
         new: Prefixes = where_rows(grows, longer, stayed)
         at = grows.nonzero()[:, 0]
         scatter_rows(new.scorers, at, self.fusion.advance(gather_rows(stayed.scorers, at), token[at]))
-        return replace(new, score=score)
+        return replace(new, score=self._strict(score))
+
+    def _strict(self, score: Tensor) -> Tensor:
+        """`score` [B, W] without what is too much worse than the best of its row, [B W]."""
+        good = score >= score.max(dim=1, keepdim=True).values - self.joint.threshold
+        return torch.where(good, score, -torch.inf).flatten()
 
     def _ask(self, h: Prefixes, keys: Tensor, values: Tensor, frames: Tensor) -> tuple[Tensor, Tensor, Any, Tensor]:
         """The decoder at this frame: p [R], weights [R, w] of its chunk, its state after, log-probabilities [R, V]."""

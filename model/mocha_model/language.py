@@ -187,7 +187,7 @@ class WordLanguageModel:
     def save(self, path: Path, tokenizer: Tokenizer, provenance: dict[str, Any]) -> None:
         """One .safetensors file, like a recogniser's checkpoint. Masses are kept as float16 logarithms."""
         c = self.counts
-        tensors = {
+        tensors: dict[str, NDArray[Any]] = {
             "words": np.frombuffer("\n".join(c.words).encode(), dtype=np.uint8),
             "unigrams": c.unigrams,
             "spelling": c.spelling,

@@ -3,7 +3,7 @@
 Owns no audio and no sockets; the caller keeps the state. Use one instance from one thread at a time.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from mocha_model.streaming import where_rows
 from mocha_model.tokenizer import Tokenizer
 
 BUNDLED_LANGUAGE = BUNDLED.with_name("language.safetensors")
-LANGUAGE_WEIGHT, LENGTH_BONUS = 0.4, 0.4
+LANGUAGE_WEIGHT = 0.8
+BONUS_ALONE = 0.5  # per symbol, without a language model
 
 
 @dataclass(frozen=True)
@@ -76,23 +77,23 @@ class Recognizer:
         except OfflineModelError as error:
             raise CheckpointError(f"{path}: {error}") from error
 
-    def with_beam(self, width: int, language: Path | None = None) -> "Recognizer":
-        """The same model behind a beam search of `width` hypotheses, fused with a language model.
+    def for_files(self, width: int, language: Path | None = None) -> "Recognizer":
+        """The same model behind a joint search of `width` prefixes with a language model: slower, and reads far better.
 
-        `language` is a file of `train-lm`; if not given, the bundled one for a model that has its vocabulary. Its
-        weight and the search's thresholds are those of docs/search.md. Raises LanguageModelError.
+        `language` is a file of `train-lm`; if not given, the bundled one for a model that has its vocabulary. Raises
+        LanguageModelError.
         """
+        config = JointConfig(width)
         try:
             model = WordLanguageModel.load(language or BUNDLED_LANGUAGE, self.tokenizer)
             fusion = Fusion(((LANGUAGE_WEIGHT, model),))
         except VocabularyError:
             if language:
                 raise
-            fusion = Fusion(())
-        beam = BeamConfig(width, threshold=4.0, length_bonus=LENGTH_BONUS if fusion.parts else 0.0)
+            fusion, config = Fusion(()), replace(config, length_bonus=BONUS_ALONE)
         phrases = PhraseBook(self.tokenizer) if self.phrases is not None else None
         parts = (self.model, self.tokenizer, self.provenance)
-        return Recognizer(*parts, beam=beam, fusion=fusion, phrases=phrases, calibration=self.calibration)
+        return Recognizer(*parts, beam=config, fusion=fusion, phrases=phrases, calibration=self.calibration)
 
     @property
     def name(self) -> str:

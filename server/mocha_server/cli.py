@@ -22,7 +22,7 @@ from mocha_server.app import create_app
 from mocha_server.audio import AudioError, decode_file
 from mocha_server.engine import model_info
 from mocha_server.messages import Segment
-from mocha_server.settings import Settings
+from mocha_server.settings import FILE_BEAM, Settings
 from mocha_server.subtitles import srt, vtt
 from mocha_server.transcript import Transcript
 
@@ -96,15 +96,15 @@ def transcribe(
     output: Annotated[Format, typer.Option("--format", help="what to write to standard output")] = Format.TEXT,
     model: Annotated[Path | None, typer.Option(help="checkpoint; the bundled one if not given")] = None,
     beam: Annotated[
-        int, typer.Option(min=0, max=32, help="hypotheses of a beam search with a language model; 0 for none")
-    ] = 0,
+        int, typer.Option(min=0, max=32, help="hypotheses of a search with a language model; 0 reads greedily")
+    ] = FILE_BEAM,
 ) -> None:
     """Transcribe files on this machine, without a server. With json, one object per file and line."""
     failed = False
     try:
         recognizer = Recognizer.load(model)
         if beam:
-            recognizer = recognizer.with_beam(beam)
+            recognizer = recognizer.for_files(beam)
     except (CheckpointError, LanguageModelError) as error:
         console.print(f"[red]error:[/red] {escape(str(error))}")
         raise typer.Exit(1) from error

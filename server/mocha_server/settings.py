@@ -5,6 +5,8 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+FILE_BEAM = 16
+
 
 class Settings(BaseSettings):
     """Limits and places; every limit is enforced."""
@@ -16,7 +18,9 @@ class Settings(BaseSettings):
     wyoming_port: int | None = Field(None, ge=0, le=65535, description="TCP port for Wyoming clients; off if not given")
     model: Path | None = Field(None, description="checkpoint; the bundled one if not given")
     max_streams: int = Field(512, ge=1, description="streams at once, uploads counted; more are refused")
-    file_beam: int = Field(0, ge=0, le=32, description="hypotheses for uploads; 0 reads them greedily, as streams")
+    file_beam: int = Field(
+        FILE_BEAM, ge=0, le=32, description="hypotheses for uploads; 0 reads them greedily, as streams"
+    )
     language_model: Path | None = Field(None, description="for them; the bundled one if it has the vocabulary")
     block_ms: int = Field(80, ge=20, le=1000, description="audio that a live stream gathers before a step")
     max_buffer_s: float = Field(4.0, gt=0, description="audio waiting per stream; then the sender is paced")

@@ -25,7 +25,7 @@ def post(server: Any, clip: Clip, **fields: str) -> httpx.Response:
 
 
 def test_uploads_are_read_as_the_search_reads_alone(searching_server: Server, speech: Clip, bundled: Recognizer):
-    searching = bundled.with_beam(4)
+    searching = bundled.for_files(4)
     emissions = searching.transcribe(torch.from_numpy(speech.samples / 32768).float())
     text = " ".join("".join("\n" if e.end_of_segment else e.text for e in emissions).split())
     assert post(searching_server, speech).json()["text"] == text

@@ -3,7 +3,6 @@
 import itertools
 import random
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +12,10 @@ from torch.nn.functional import logsigmoid
 from mocha_model.beam import BeamConfig, BeamSearch
 from mocha_model.config import DecoderConfig
 from mocha_model.emissions import Emission, text_of
+from mocha_model.joint import JointConfig
 from mocha_model.recognizer import Recognizer
-from mocha_model.scorers import CharacterLanguageModel, Fusion, LanguageModelError, PhraseBook
-from mocha_model.streaming import state_bytes
+from mocha_model.scorers import Fusion, PhraseBook
+from mocha_model.streaming import map_state, state_bytes
 from mocha_model.tokenizer import Tokenizer
 
 
@@ -36,9 +36,13 @@ def test_one_hypothesis_is_greedy_search(lively: Recognizer):
     assert frames_of(beam.transcribe(samples)) == frames_of(greedy)
 
 
-def test_chunks_and_company_change_nothing_and_nothing_is_retracted(lively: Recognizer):
-    samples, wide = sound(60_000), Recognizer(lively.model, lively.tokenizer, None, BeamConfig(6, 5.0))
+@pytest.mark.parametrize("config", [BeamConfig(6, 5.0), JointConfig(6, 5.0)])
+def test_chunks_and_company_change_nothing_and_nothing_is_retracted(
+    lively: Recognizer, config: BeamConfig | JointConfig
+):
+    samples, wide = sound(60_000), Recognizer(lively.model, lively.tokenizer, None, config)
     whole = wide.transcribe(samples)
+    assert len(whole) > 10
     randomness, told, start = random.Random(1), [], 0
     state = wide.init_state(3)
     size = state_bytes(state)
@@ -55,6 +59,16 @@ def test_chunks_and_company_change_nothing_and_nothing_is_retracted(lively: Reco
         assert a.p == pytest.approx(b.p, abs=1e-4)
     assert all(e.certain is not None and e.certain >= e.frame for e in whole)
     assert state_bytes(state) == size
+
+
+@pytest.mark.parametrize("config", [None, BeamConfig(3), JointConfig(3)])
+def test_a_fresh_state_shares_no_memory_with_itself(lively: Recognizer, config: BeamConfig | JointConfig | None):
+    """Rows are written into states in place: what shared memory would be overwritten."""
+    phrases = PhraseBook(lively.tokenizer)
+    recognizer = Recognizer(lively.model, lively.tokenizer, None, config, phrases=phrases)
+    places: list[int] = []
+    map_state(lambda x: places.append(x.data_ptr()) if x.numel() else None, recognizer.init_state(2))
+    assert len(places) > 10 and len(set(places)) == len(places)
 
 
 def exhaustive(recognizer: Recognizer, memory: Tensor, symbols: list[int], weight: float) -> tuple[float, list[int]]:
@@ -128,8 +142,8 @@ def test_a_wide_beam_finds_the_best_sequence(lively: Recognizer, weight: float):
         limits = DecoderConfig(max_emissions_per_frame=1, endpoint_frames=1000)
         search = BeamSearch(model.decoder, limits, 4, config, Fusion(((1.0, only),)))
         lengths = torch.tensor([memory.shape[1]])
-        voiced = torch.ones(1, memory.shape[1], dtype=torch.bool)
-        told, state = search.step(memory, voiced, lengths, search.init_state(1))
+        labels = model.ctc(memory)
+        told, state = search.step(memory, labels, lengths, search.init_state(1))
         kept = state.hypotheses
         k = int(kept.score[0].argmax())
         found = [s.token for s in told] + kept.tokens[0, k, : int(kept.length[0, k])].tolist()
@@ -139,25 +153,6 @@ def test_a_wide_beam_finds_the_best_sequence(lively: Recognizer, weight: float):
     assert len(best) >= 3
     assert found == best
     assert float(kept.score[0, k]) == pytest.approx(score, abs=1e-3)
-
-
-def test_language_model_scores_are_its_probabilities(tmp_path: Path):
-    tokenizer = Tokenizer.from_texts(["abc "])
-    torch.manual_seed(0)
-    model = CharacterLanguageModel(tokenizer.vocab_size, 16, 4).eval()
-    ids = tokenizer.encode("abca")
-    whole = model(torch.tensor([[Tokenizer.sos_id, *ids]]))[0].log_softmax(1)
-    state = model.init_state(1, torch.device("cpu"))
-    for n, token in enumerate(ids):
-        torch.testing.assert_close(model.scores(state)[0], whole[n])
-        state = model.advance(state, torch.tensor([token]))
-    model.save(tmp_path / "lm.safetensors", tokenizer, {})
-    again = CharacterLanguageModel.load(tmp_path / "lm.safetensors", tokenizer)
-    torch.testing.assert_close(again(torch.tensor([ids])), model(torch.tensor([ids])))
-    with pytest.raises(LanguageModelError, match="another vocabulary"):
-        CharacterLanguageModel.load(tmp_path / "lm.safetensors", Tokenizer.from_texts(["xyz"]))
-    with pytest.raises(LanguageModelError, match="not a readable"):
-        CharacterLanguageModel.load(Path(__file__), tokenizer)
 
 
 def test_phrases_earn_their_bonus_only_when_complete():

@@ -62,7 +62,7 @@ def test_online_search_follows_algorithm_1(name: str):
         expected = algorithm_1(model, memory[0], model.config.decoder.max_emissions_per_frame)
     symbols, _ = lively._search.step(
         memory,
-        torch.ones(1, memory.shape[1], dtype=torch.bool),
+        torch.eye(VOCAB)[torch.full((1, memory.shape[1]), VOCAB - 1)],  # a character at every frame: no segment ends
         torch.tensor([memory.shape[1]]),
         lively._search.init_state(1),
     )

@@ -18,8 +18,10 @@ from rich.table import Table
 from mocha_model import config as model_config
 from mocha_model.beam import BeamConfig
 from mocha_model.checkpoint import Checkpoint, CheckpointError, calibrate_checkpoint, load_checkpoint
+from mocha_model.joint import JointConfig
 from mocha_model.language import LanguageModelError, WordLanguageModel
 from mocha_model.model import SpeechModel
+from mocha_model.recognizer import LANGUAGE_WEIGHT
 from mocha_model.scorers import Fusion
 from mocha_model.search import OfflineModelError
 from mocha_model.tokenizer import Tokenizer, Units, normalize_text
@@ -145,28 +147,33 @@ def evaluate(
     decoding: Annotated[
         Decoding | None, typer.Option(help="online (hard), or soft over whole recordings; online where possible")
     ] = None,
-    beam: Annotated[int, typer.Option(help="hypotheses of beam search; 0 for greedy search")] = 0,
-    threshold: Annotated[float, typer.Option(help="pruning threshold of beam search")] = 3.0,
-    selection_weight: Annotated[float, typer.Option(help="of the path's decisions, in beam search")] = 0.0,
-    length_bonus: Annotated[float, typer.Option(help="per symbol, in beam search")] = 0.0,
-    lm: Annotated[Path | None, typer.Option(help="language model of `train-lm`, for beam search")] = None,
-    lm_weight: Annotated[float, typer.Option(help="of the language model")] = 0.3,
+    beam: Annotated[int, typer.Option(help="hypotheses of beam search over the online process; 0 for none")] = 0,
+    joint: Annotated[int, typer.Option(help="prefixes of joint search, which reads files; 0 for none")] = 0,
+    threshold: Annotated[float | None, typer.Option(help="at which either search prunes")] = None,
+    length_bonus: Annotated[float | None, typer.Option(help="per symbol, in either")] = None,
+    selection_weight: Annotated[float | None, typer.Option(help="of the path's decisions, in beam search")] = None,
+    decoder_weight: Annotated[float | None, typer.Option(help="of the decoder, in joint search")] = None,
+    lm: Annotated[Path | None, typer.Option(help="language model of `train-lm`, for either")] = None,
+    lm_weight: Annotated[float, typer.Option(help="of the language model")] = LANGUAGE_WEIGHT,
     fold_phones: Annotated[bool, typer.Option(help="score TIMIT's phones as 39 classes; WER is then PER")] = False,
     threads: Annotated[int, typer.Option(help="CPU threads; the real-time factor is per these")] = 1,
 ) -> None:
     """WER, CER, CTC branch, emission latency against a CTC forced alignment, token counts and real-time factor."""
     torch.set_num_threads(threads)
-    if lm and not beam:
-        raise _fail("--lm needs --beam")
+    if (lm and not (beam or joint)) or (beam and joint):
+        raise _fail("--lm needs either --beam or --joint")
     try:
         checkpoint = load_checkpoint(model)
         corpus = load_corpus(manifest, units=checkpoint.tokenizer.units)
         if limit:
             corpus = corpus.subset(list(range(min(limit, len(corpus.utterances)))))
         how: Decoding | Beam | None = decoding
-        if beam:
+        if beam or joint:
             fusion = Fusion(((lm_weight, WordLanguageModel.load(lm, checkpoint.tokenizer)),) if lm else ())
-            how = Beam(BeamConfig(beam, threshold, selection_weight, length_bonus), fusion)
+            given: dict[str, Any] = {"threshold": threshold, "length_bonus": length_bonus}
+            given |= {"selection_weight": selection_weight} if beam else {"decoder_weight": decoder_weight}
+            given = {name: value for name, value in given.items() if value is not None}
+            how = Beam(BeamConfig(beam, **given) if beam else JointConfig(joint, **given), fusion)
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task("evaluating", total=len(corpus.utterances))
             report, results = evaluate_corpus(
@@ -258,30 +265,23 @@ def train_lm(
     text: Annotated[list[Path], typer.Option(help="plain or gzipped text, a sentence a line; may be given again")],
     out: Annotated[Path, typer.Option(help="language model to write (.safetensors)")],
     model: Annotated[Path | None, typer.Option(help="recogniser whose vocabulary to use; the bundled one")] = None,
-    steps: Annotated[int, typer.Option(help="of 64 rows of 96 characters")] = 3000,
-    size: Annotated[int, typer.Option(help="units of the LSTM")] = 256,
+    least: Annotated[int, typer.Option(help="pairs and triples of words that occur less often are left out")] = 2,
 ) -> None:
-    """Train a character language model for `evaluate --beam`."""
+    """Make a language model of words for the search that reads files."""
     try:
         tokenizer = load_checkpoint(model).tokenizer
         sentences = language.read_sentences(text, tokenizer)
-    except (language.TextError, CheckpointError) as error:
+        held = sentences[:: max(20, len(sentences) // 1000)]
+        kept = sorted(set(sentences) - set(held)) or sentences
+        counted = WordLanguageModel(language.count_words(kept, tokenizer, least), tokenizer)
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task("measuring", total=len(held))
+            letter, word = language.perplexity(counted, held, tokenizer, lambda done: bar.advance(task, done))
+    except (language.TextError, CheckpointError, LanguageModelError) as error:
         raise _fail(error) from error
-    held = sentences[:: max(20, len(sentences) // 1000)]
-    kept = sorted(set(sentences) - set(held)) or sentences
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("training", total=steps)
-        trained = language.train_language_model(
-            kept,
-            tokenizer,
-            steps,
-            size,
-            progress=lambda loss: bar.update(task, advance=1, description=f"{loss:.3f} nats per character"),
-        )
-    score = language.perplexity(trained, held, tokenizer)
-    provenance = {"steps": steps, "sentences": len(kept), "held_out_perplexity": score}
-    trained.save(out, tokenizer, provenance)
-    console.print(f"wrote {out}: perplexity {score:.3f} per character on {len(held)} held-out sentences")
+    counted.save(out, tokenizer, {"sentences": len(kept), "least": least, "held_out_perplexity": [letter, word]})
+    shown = f"perplexity {letter:.3f} per character, {word:.0f} per word on {len(held)} held-out sentences"
+    console.print(f"wrote {out}, {len(counted.counts.words)} words: {shown}")
 
 
 def report(

@@ -108,7 +108,8 @@ def _spelling(words: list[str], tokenizer: Tokenizer) -> NDArray[np.float32]:
         np.add.at(counts, ([space, *ids], [*ids, blank]), 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(counts / counts.sum(1, keepdims=True))
-    return np.nan_to_num(logs, nan=LEAST, neginf=LEAST).astype(np.float32)
+    spelling: NDArray[np.float32] = np.nan_to_num(logs, nan=LEAST, neginf=LEAST).astype(np.float32)
+    return spelling
 
 
 def perplexity(

@@ -1,0 +1,144 @@
+"""Joint search: what it finds is the best of all texts, by the definitions of CTC and of the decoder along a path."""
+
+import itertools
+
+import pytest
+import torch
+from tests.conftest import lively_recognizer
+from tests.model.test_beam import Only, sound
+from torch import Tensor
+from torch.nn.functional import ctc_loss
+
+from mocha_model.beam import BeamState
+from mocha_model.config import DecoderConfig
+from mocha_model.joint import JointConfig, JointSearch
+from mocha_model.recognizer import Recognizer
+from mocha_model.scorers import Fusion
+from mocha_model.tokenizer import Tokenizer
+
+FRAMES = 6
+LIMITS = DecoderConfig(endpoint_frames=1000)
+
+
+@pytest.fixture(scope="module")
+def heard() -> tuple[Recognizer, Tensor, Tensor]:
+    """A model, its memory [1, T, D] and CTC logits [1, T, V] in which three symbols are likely, now and then again."""
+    recognizer = lively_recognizer()
+    model = recognizer.model
+    with torch.inference_mode():
+        memory, _ = model.encode(*model.features(sound(7_000)[None] * 3, torch.tensor([7_000])))
+    labels = torch.randn(1, FRAMES, model.config.vocab_size, generator=torch.Generator().manual_seed(2))
+    labels[..., 4:7] += 3
+    labels[..., 0] += 2
+    return recognizer, memory[:, :FRAMES], labels
+
+
+def best_text(search: JointSearch, memory: Tensor, labels: Tensor) -> list[int]:
+    """Symbols of the best prefix at the end."""
+    told, state = search.step(memory, labels, torch.tensor([FRAMES]), search.init_state(1))
+    h = state.hypotheses
+    k = int(h.score[0].argmax())
+    count = int(h.length[0, k])
+    return [s.token for s in told] + h.tokens[0, k, :count].tolist()
+
+
+def ctc_score(labels: Tensor, text: list[int]) -> float:
+    """Log-probability that the CTC branch gives `text`, summed over all alignments."""
+    log_probs = labels[0].log_softmax(1)
+    lengths = torch.tensor([len(labels[0])]), torch.tensor([len(text)])
+    return -float(ctc_loss(log_probs[:, None], torch.tensor([text]), *lengths, reduction="sum"))
+
+
+@torch.inference_mode()
+def test_alone_the_ctc_branch_gives_its_most_probable_text(heard: tuple[Recognizer, Tensor, Tensor]):
+    recognizer, memory, labels = heard
+    only = Only([4, 5, 6], recognizer.tokenizer.vocab_size)
+    config = JointConfig(width=3000, threshold=1e9, decoder_weight=0.0, length_bonus=0.0)
+    search = JointSearch(recognizer.model.decoder, LIMITS, -1, config, Fusion(((1.0, only),)))
+    texts = [list(t) for n in range(FRAMES + 1) for t in itertools.product([4, 5, 6], repeat=n)]
+    scores = {tuple(t): ctc_score(labels, t) for t in texts if t}
+    best = max(scores, key=lambda t: scores[t])
+    assert len(best) >= 2
+    assert tuple(best_text(search, memory, labels)) == best
+    # All prefixes survive so wide a search, and differ from the best one by as much as their probabilities do.
+    _, state = search.step(memory, labels, torch.tensor([FRAMES]), search.init_state(1))
+    h = state.hypotheses
+    top = scores[best]
+    found = {
+        tuple(h.tokens[0, k, : int(h.length[0, k])].tolist()): float(h.score[0, k])
+        for k in range(3000)
+        if h.score[0, k] > -torch.inf and h.length[0, k] > 0
+    }
+    assert len(found) == sum(score > -torch.inf for score in scores.values()) > 200
+    for text, score in found.items():
+        assert score - found[best] == pytest.approx(scores[text] - top, abs=1e-3)
+
+
+@torch.inference_mode()
+def test_what_is_added_is_the_decoders_own_score_along_the_path(heard: tuple[Recognizer, Tensor, Tensor]):
+    recognizer, memory, labels = heard
+    decoder, attention = recognizer.model.decoder, recognizer.model.decoder.attention
+    config = JointConfig(width=8, threshold=1e9, decoder_weight=0.7, length_bonus=0.25)
+    search = JointSearch(decoder, LIMITS, -1, config)
+    _, state = search.step(memory, labels, torch.tensor([FRAMES]), search.init_state(1))
+    h = state.hypotheses
+    keys = attention.energies.memory_projection(memory[0])
+    scores = []
+    for k in range(8):
+        recurrent, token, added = decoder.init_state(1), Tokenizer.sos_id, 0.0
+        for n in range(int(h.length[0, k])):
+            symbol, j = int(h.tokens[0, k, n]), int(h.frames[0, k, n])
+            first = max(0, j - attention.chunk_width + 1)
+            _, u = attention.both_energies(recurrent.hidden, keys[None], attention.energies.directions())
+            context = (u[0, first : j + 1].softmax(0) @ memory[0, first : j + 1])[None]
+            recurrent = decoder.step(torch.tensor([token]), context, recurrent)
+            added += 0.7 * float(decoder.symbol_scores(recurrent.hidden, context)[0, symbol]) + 0.25
+            token = symbol
+        text = h.tokens[0, k, : int(h.length[0, k])].tolist()
+        scores.append((float(h.added[0, k]), added, float(h.score[0, k]), text))
+    assert len({len(text) for *_, text in scores}) > 1
+    for mine, expected, score, _ in scores[1:]:
+        assert mine - scores[0][0] == pytest.approx(expected - scores[0][1], abs=1e-4)
+        assert score <= scores[0][2]
+    # Frames rise strictly: a symbol is written where the CTC branch may write one.
+    for k in range(8):
+        frames = h.frames[0, k, : int(h.length[0, k])].tolist()
+        assert frames == sorted(set(frames))
+
+
+@torch.inference_mode()
+def test_silence_writes_nothing_and_asks_no_decoder(heard: tuple[Recognizer, Tensor, Tensor]):
+    recognizer, memory, labels = heard
+    steps: list[int] = []
+    hook = recognizer.model.decoder.cell.register_forward_hook(lambda *_: steps.append(1))
+    try:
+        search = JointSearch(recognizer.model.decoder, LIMITS, -1)
+        quiet = torch.full_like(labels, -20.0)
+        quiet[..., Tokenizer.blank_id] = 20.0
+        told, state = search.step(memory, quiet, torch.tensor([FRAMES]), search.init_state(1))
+        assert not told and not steps and int(state.hypotheses.length.max()) == 0
+        search.step(memory, labels, torch.tensor([FRAMES]), state)
+        assert len(steps) == FRAMES
+    finally:
+        hook.remove()
+
+
+@torch.inference_mode()
+def test_a_silent_row_does_not_mind_a_loud_one(heard: tuple[Recognizer, Tensor, Tensor]):
+    recognizer, memory, labels = heard
+    quiet = labels.clone()
+    quiet[:, 2:, Tokenizer.blank_id] = 30.0  # after two frames
+    search = JointSearch(recognizer.model.decoder, LIMITS, -1, JointConfig(width=12, threshold=2.0))
+    lengths = torch.tensor([FRAMES])
+    _, alone = search.step(memory, quiet, lengths, search.init_state(1))
+    _, both = search.step(memory.repeat(2, 1, 1), torch.cat([quiet, labels]), lengths.repeat(2), search.init_state(2))
+
+    def prefixes(row: int, state: BeamState) -> dict[tuple[int, ...], float]:
+        h = state.hypotheses
+        alive = [k for k in range(12) if h.score[row, k] > -torch.inf]
+        best = float(h.score[row].max())
+        return {tuple(h.tokens[row, k, : int(h.length[row, k])].tolist()): float(h.score[row, k]) - best for k in alive}
+
+    expected = prefixes(0, alone)
+    assert 1 < len(expected) < 12
+    assert prefixes(0, both) == pytest.approx(expected, abs=1e-4)

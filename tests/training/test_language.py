@@ -1,0 +1,152 @@
+"""Language models of words: estimates against their definition, characters against words, files, the command."""
+
+import itertools
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from mocha_model.language import LanguageModelError, VocabularyError, WordLanguageModel
+from mocha_model.tokenizer import Tokenizer
+from mocha_training.language import TextError, count_words, perplexity, read_sentences
+
+TEXT = [
+    "the cat sat on the mat",
+    "the cat ate the rat",
+    "a rat sat on the mat",
+    "the mat is a mat",
+    "the rat ate",
+    "cats ate the mat",
+    "cat",
+]
+BEGIN, END = "<begin>", "<end>"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_texts(["abcdefghijklmnopqrstuvwxyz '"])
+
+
+def word_probability(least: int) -> object:
+    """Interpolated Kneser-Ney by its definition (Chen & Goodman 1999, eq. 17), without any table."""
+    triples = Counter(
+        t for s in TEXT for w in [[BEGIN, BEGIN, *s.split(), END]] for t in zip(w, w[1:], w[2:], strict=False)
+    )
+    pairs = Counter((b, c) for _, b, c in triples)
+    singles = Counter(c for _, c in pairs)
+
+    def discount(counts: Counter[object]) -> float:
+        once, twice = (sum(n == k for n in counts.values()) for k in (1, 2))
+        return once / (once + 2 * twice)
+
+    def level(counts: Counter[object], context: tuple[str, ...], word: str, least: int, below: float) -> float:
+        own = {g: n for g, n in counts.items() if g[:-1] == context}  # type: ignore[index]
+        if not own:
+            return below
+        total, d = sum(own.values()), discount(counts)
+        kept = {g[-1]: (n - d) / total for g, n in own.items() if n >= least}  # type: ignore[index]
+        return kept.get(word, 0.0) + (1 - sum(kept.values())) * below
+
+    def probability(word: str | None, a: str, b: str) -> float:
+        """Of `word` after a b; of None, any word that the text has not."""
+        d = discount(Counter({(w,): n for w, n in singles.items()}))
+        total = sum(singles.values())
+        own = {w: (n - d) / total for w, n in singles.items()}
+        below = 1 - sum(own.values()) if word is None else own.get(word, 0.0)
+        name = "<unknown>" if word is None else word
+        return level(triples, (a, b), name, least, level(pairs, (b,), name, least, below))
+
+    return probability
+
+
+@pytest.mark.parametrize("least", [1, 2])
+@pytest.mark.parametrize("sentence", ["the cat sat on the mat", "a mat", "rat is on the cat sat", "the dog ate a cat"])
+def test_characters_multiply_to_words(tokenizer: Tokenizer, least: int, sentence: str):
+    model = WordLanguageModel(count_words(TEXT, tokenizer, least), tokenizer)
+    probability = word_probability(least)
+    known = {w for s in TEXT for w in s.split()}
+    spelling = torch.from_numpy(model.counts.spelling)
+
+    def spelled(word: str) -> float:
+        ids = [tokenizer.space_id, *tokenizer.encode(word), tokenizer.blank_id]
+        return math.exp(sum(float(spelling[a, b]) for a, b in itertools.pairwise(ids)))
+
+    expected, a, b = 0.0, BEGIN, BEGIN
+    expected -= math.log(1 - probability(END, a, b))  # type: ignore[operator]  # there is a first word
+    for word in sentence.split():
+        p = probability(None, a, b) * spelled(word)  # type: ignore[operator]
+        p += probability(word, a, b) if word in known else 0.0  # type: ignore[operator]
+        expected += math.log(p)
+        a, b = b, (word if word in known else "<unknown>")
+    expected += math.log(probability(END, a, b))  # type: ignore[operator]
+
+    state, total = model.init_state(1, torch.device("cpu")), 0.0
+    for token in [*tokenizer.encode(sentence), tokenizer.eos_id]:
+        scores = model.scores(state)[0]
+        told = torch.cat([scores[4:], scores[[tokenizer.eos_id]]]).exp().sum()
+        before_a_word = int(state.last[0]) == tokenizer.space_id  # the end of the sentence comes on top there
+        assert float(told) == pytest.approx(1, abs=1e-5) or (before_a_word and float(told) > 1)
+        total += float(scores[token])
+        state = model.advance(state, torch.tensor([token]))
+    assert total == pytest.approx(expected, abs=1e-4)
+
+
+def test_rows_do_not_mind_each_other(tokenizer: Tokenizer):
+    model = WordLanguageModel(count_words(TEXT, tokenizer, 1), tokenizer)
+    texts = ["the cat sat", "a dog is it", "cats on the"]
+    together = model.init_state(3, torch.device("cpu"))
+    alone = [model.init_state(1, torch.device("cpu")) for _ in texts]
+    for column in zip(*map(tokenizer.encode, texts), strict=True):
+        together = model.advance(together, torch.tensor(column))
+        alone = [model.advance(s, torch.tensor([t])) for s, t in zip(alone, column, strict=True)]
+        torch.testing.assert_close(model.scores(together), torch.cat([model.scores(s) for s in alone]))
+    fresh = model.scores(model.restart(together))
+    torch.testing.assert_close(fresh, model.scores(model.init_state(3, torch.device("cpu"))))
+
+
+def test_files(tokenizer: Tokenizer, tmp_path: Path):
+    model, path = WordLanguageModel(count_words(TEXT, tokenizer, 1), tokenizer), tmp_path / "lm.safetensors"
+    model.save(path, tokenizer, {})
+    again = WordLanguageModel.load(path, tokenizer)
+    assert again.counts.words == model.counts.words
+    assert perplexity(again, TEXT, tokenizer) == pytest.approx(perplexity(model, TEXT, tokenizer), rel=0.01)
+    with pytest.raises(VocabularyError, match="another vocabulary"):
+        WordLanguageModel.load(path, Tokenizer.from_texts(["xyz"]))
+    with pytest.raises(LanguageModelError, match="not a readable"):
+        WordLanguageModel.load(Path(__file__), tokenizer)
+    with pytest.raises(VocabularyError, match="recogniser of characters"):
+        WordLanguageModel(model.counts, Tokenizer.from_texts(["aa b"], "words"))
+
+
+def test_what_was_read_is_less_of_a_surprise(tokenizer: Tokenizer):
+    model = WordLanguageModel(count_words(TEXT, tokenizer, 1), tokenizer)
+    letter, word = perplexity(model, TEXT, tokenizer)
+    other_letter, other_word = perplexity(model, ["mat the sat is", "zebras grazed"], tokenizer)
+    assert 1 < letter < other_letter < tokenizer.vocab_size and letter < word < other_word
+
+
+def test_text_that_cannot_be_used(tokenizer: Tokenizer, tmp_path: Path):
+    (tmp_path / "greek.txt").write_text("καλημέρα\n")
+    with pytest.raises(TextError, match="no sentence"):
+        read_sentences([tmp_path / "greek.txt"], tokenizer)
+    with pytest.raises(TextError, match="not a readable text"):
+        read_sentences([tmp_path / "none.txt"], tokenizer)
+
+
+def test_the_command_writes_what_evaluate_reads(tmp_path: Path):
+    import typer
+
+    from mocha_model.checkpoint import load_checkpoint
+    from mocha_training.cli import train_lm
+
+    text, out = tmp_path / "text.txt", tmp_path / "lm.safetensors"
+    text.write_text("\n".join(f"{s.capitalize()}." for s in TEXT * 10))
+    app = typer.Typer()
+    app.command()(train_lm)
+    done = CliRunner().invoke(app, ["--text", str(text), "--out", str(out), "--least", "1"])
+    assert done.exit_code == 0, done.output
+    assert WordLanguageModel.load(out, load_checkpoint(None).tokenizer).counts.words[:3] == ("a", "ate", "cat")
+    assert CliRunner().invoke(app, ["--text", str(tmp_path / "none"), "--out", str(out)]).exit_code == 1
