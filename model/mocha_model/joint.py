@@ -78,7 +78,9 @@ class JointSearch(BeamSearch):
         h = super()._fresh(start, scorers)
         nothing = torch.zeros_like(h.score)
         zero = torch.zeros_like(h.start)
-        return Prefixes(**vars(h), blank=h.score.clone(), label=nothing - torch.inf, added=nothing, name=zero, stem=zero - 1)
+        return Prefixes(
+            **vars(h), blank=h.score.clone(), label=nothing - torch.inf, added=nothing, name=zero, stem=zero - 1
+        )
 
     def _advance(  # type: ignore[override]
         self, active: Prefixes, keys: Tensor, values: Tensor, frame: Tensor, labels: Tensor

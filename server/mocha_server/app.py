@@ -26,7 +26,7 @@ from mocha_server.protocols import (
 from mocha_server.settings import Settings
 
 WEB = Path(__file__).parent / "web"
-FILES_AT_ONCE = 16  # read by beam search; each has many hypotheses to keep
+FILES_AT_ONCE = 64  # read by joint search; each has many prefixes to keep
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -65,7 +65,8 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
         app.state.engine, app.state.file_engine, app.state.settings = engines[0], engines[-1], settings
         for engine in engines:
             engine.start()
-        async with wyoming.listening(engines[0], settings) as app.state.wyoming_port:
+        # Its clients act on whole transcripts, so it is worth more to them to be right than to be early.
+        async with wyoming.listening(engines[-1], settings) as app.state.wyoming_port:
             yield
         for engine in engines:
             engine.stop()

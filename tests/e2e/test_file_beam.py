@@ -1,4 +1,4 @@
-"""Uploads read by beam search with the bundled language model, while streams stay greedy."""
+"""Uploads and Home Assistant's audio read by joint search with the bundled language model; streams stay greedy."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,13 +8,16 @@ import pytest
 import torch
 from tests.conftest import Server
 from tests.e2e.conftest import Clip, native
+from tests.e2e.test_wyoming import client, transcribe
+from wyoming.asr import Transcript
 
 from mocha_model.recognizer import Recognizer
+from mocha_server.settings import FILE_BEAM, Settings
 
 
 @pytest.fixture(scope="module")
 def searching_server(bundled: Recognizer) -> Iterator[Server]:
-    running = Server(bundled, file_beam=4)
+    running = Server(bundled, file_beam=4, wyoming_port=0)
     yield running
     running.stop()
 
@@ -24,10 +27,13 @@ def post(server: Any, clip: Clip, **fields: str) -> httpx.Response:
     return httpx.post(where, files={"file": ("speech.wav", clip.wav)}, data=fields, timeout=120)
 
 
+def read_alone(recognizer: Recognizer, clip: Clip) -> str:
+    emissions = recognizer.for_files(4).transcribe(torch.from_numpy(clip.samples / 32768).float())
+    return " ".join("".join("\n" if e.end_of_segment else e.text for e in emissions).split())
+
+
 def test_uploads_are_read_as_the_search_reads_alone(searching_server: Server, speech: Clip, bundled: Recognizer):
-    searching = bundled.for_files(4)
-    emissions = searching.transcribe(torch.from_numpy(speech.samples / 32768).float())
-    text = " ".join("".join("\n" if e.end_of_segment else e.text for e in emissions).split())
+    text = read_alone(bundled, speech)
     assert post(searching_server, speech).json()["text"] == text
     streamed = post(searching_server, speech, stream="true").text
     assert "transcript.text.done" in streamed and text in streamed
@@ -36,6 +42,19 @@ def test_uploads_are_read_as_the_search_reads_alone(searching_server: Server, sp
 def test_streams_stay_greedy(searching_server: Server, server: Server, speech: Clip):
     greedy = native(server.url, speech.pcm).text
     assert native(searching_server.url, speech.pcm).text == greedy != post(searching_server, speech).json()["text"]
+
+
+async def test_so_is_what_home_assistant_sends(searching_server: Server, speech: Clip, bundled: Recognizer):
+    pieces = [speech.pcm[at : at + 2048] for at in range(0, len(speech.pcm), 2048)]
+    async with client(searching_server) as connected:
+        for _ in range(2):
+            events = await transcribe(connected, pieces)
+            (told,) = (Transcript.from_event(e).text for e in events if Transcript.is_type(e.type))
+            assert told == read_alone(bundled, speech)
+
+
+def test_what_is_not_set_is_the_search():
+    assert Settings().file_beam == FILE_BEAM > 0
 
 
 def test_both_engines_are_counted(searching_server: Server, speech: Clip):
