@@ -53,6 +53,8 @@ class AlongPath:
 class Decoder(nn.Module):
     """Chiu & Raffel 2018, eqs. 2-3, with MoChA for the context."""
 
+    never: Tensor  # [V], added to the logits of symbols that cannot be written
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         memory_size, size = config.encoder.output_size, config.decoder.lstm_size
@@ -62,6 +64,9 @@ class Decoder(nn.Module):
         self.dropout = nn.Dropout(config.decoder.dropout)
         self.output_context = config.decoder.output_context
         self.output = nn.Linear(size + (memory_size if self.output_context else 0), config.vocab_size)
+        never = torch.zeros(config.vocab_size)
+        never[[Tokenizer.blank_id, Tokenizer.sos_id, Tokenizer.unk_id]] = -torch.inf
+        self.register_buffer("never", never, persistent=False)
 
     def init_state(self, batch_size: int) -> RecurrentState:
         """s_0 = 0, [B, S]."""
@@ -81,10 +86,7 @@ class Decoder(nn.Module):
 
     def symbol_scores(self, hidden: Tensor, context: Tensor) -> Tensor:
         """Log-probabilities [R, V] float32 of symbols that can be written: blank, start and unknown have none."""
-        logits = self.logits(hidden, context).float()
-        for never in (Tokenizer.blank_id, Tokenizer.sos_id, Tokenizer.unk_id):
-            logits[:, never] = -torch.inf
-        return logits.log_softmax(dim=1)
+        return (self.logits(hidden, context).float() + self.never).log_softmax(dim=1)
 
     def teacher_forced(self, memory: Memory, tokens: Tensor, noise_std: float) -> TeacherForced:
         """Expected attention over whole transcripts; y_{i-1} is the reference (Chiu & Raffel 2018, algorithm 1, note).

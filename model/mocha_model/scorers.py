@@ -21,8 +21,8 @@ class Scorer(Protocol):
         """State before the first symbol of a segment."""
         ...
 
-    def scores(self, state: Any) -> Tensor:
-        """What each next symbol adds to a hypothesis' score: [B, V] float32, natural logarithm."""
+    def scores(self, state: Any) -> Tensor | float:
+        """What each next symbol adds to a hypothesis' score: [B, V] float32, natural logarithm; or one number."""
         ...
 
     def advance(self, state: Any, token: Tensor) -> Any:
@@ -142,12 +142,16 @@ class PhraseBook:
         """Where a word may begin."""
         return self.at(state.root)
 
-    def scores(self, state: PhraseState) -> Tensor:
-        """Bonuses and what is paid back."""
+    def scores(self, state: PhraseState) -> Tensor | float:
+        """Bonuses and what is paid back; 0 where no row has phrases."""
+        if not self._sizes:
+            return 0.0
         return self._worth[state.node.cpu()].to(state.node.device)
 
     def advance(self, state: PhraseState, token: Tensor) -> PhraseState:
         """Follow one symbol."""
+        if not self._sizes:
+            return state
         return PhraseState(self._next_node[state.node.cpu(), token.cpu()].to(token.device), state.root)
 
 

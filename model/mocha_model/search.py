@@ -203,30 +203,41 @@ class _Turn:
         self.search, self.config = search, search.config
         self.state = _rows(state, torch.arange(len(num_valid), device=num_valid.device))  # a copy, changed in place
         self.offset, self.vectors = state.num_frames, search.energies.vectors()
+        self.place = torch.arange(keys.shape[1] - search.width + 1, device=keys.device)
+        quiet = self._is_quiet(slice(None), state.last_emission)
+        if len(self.place) < self.config.endpoint_frames:  # too few for a segment that has yet to begin
+            quiet &= state.open[:, None]
+        self.may_end = bool(quiet.any())  # emissions only put an end off
 
     def run(self, rows: Tensor, pointer: Tensor, symbols: list[Symbol]) -> Tensor:
         """One turn for `rows` [R]; moves `pointer` [B] in place and returns the rows that go on."""
-        search, width = self.search, self.search.width
-        state, keys = _rows(self.state, rows), self.keys[:, width - 1 :]
+        state, keys = self.state, self.keys[:, self.search.width - 1 :]
         if len(rows) < len(keys):
             keys = keys.index_select(0, rows)
-        p = search.energies.pairs(0, state.decoder.hidden[:, None], keys, self.vectors).sigmoid()
-        place = torch.arange(p.shape[1], device=p.device)
-        ahead = (place >= pointer[rows, None]) & (place < self.num_valid[rows, None])
-        frames = self.offset[rows, None] + place
-        quiet = frames - torch.maximum(self.last_voiced[rows], state.last_emission[:, None])
-        ends = ahead & (quiet >= self.config.endpoint_frames) & state.open[:, None]
-        fires = ahead & (p >= 0.5)  # algorithm 1, line 7
-        first = (fires | ends).int().argmax(dim=1)
-        stops = (fires | ends).any(dim=1)
-        row = torch.arange(len(rows), device=p.device)
-        cut = stops & ends[row, first]
-        if cut.any():
-            self._end_segments(rows[cut], first[cut], pointer, symbols)
-        emit = (stops & ~cut).nonzero()[:, 0]
+        hidden = state.decoder.hidden.index_select(0, rows)
+        p = self.search.energies.pairs(0, hidden[:, None], keys, self.vectors).sigmoid()
+        ahead = (self.place >= pointer[rows, None]) & (self.place < self.num_valid[rows, None])
+        stop = fires = ahead & (p >= 0.5)  # algorithm 1, line 7
+        if self.may_end:
+            ends = ahead & self._is_quiet(rows, state.last_emission[rows]) & state.open[rows, None]
+            stop = fires | ends
+        first, stops = stop.int().argmax(dim=1), stop.any(dim=1)
+        emits = stops
+        if self.may_end:
+            cut = stops & ends.gather(1, first[:, None])[:, 0]
+            if cut.any():
+                self._end_segments(rows[cut], first[cut], pointer, symbols)
+                emits = stops & ~cut
+        emit = emits.nonzero()[:, 0]
         if len(emit):
-            self._emit(rows[emit], first[emit], p[emit, first[emit]], _rows(state, emit), pointer, symbols)
+            at, chosen = first[emit], rows[emit]
+            self._emit(chosen, at, p[emit, at], _rows(state, chosen), pointer, symbols)
         return rows[stops]
+
+    def _is_quiet(self, rows: Any, last_emission: Tensor) -> Tensor:
+        """Whether [R, T] a segment of `rows`, if one is open, ends before each frame."""
+        heard = torch.maximum(self.last_voiced[rows], last_emission[:, None])
+        return self.offset[rows, None] + self.place - heard >= self.config.endpoint_frames
 
     def _end_segments(self, rows: Tensor, first: Tensor, pointer: Tensor, symbols: list[Symbol]) -> None:
         """Trailing silence: the segment ends before frame `first`, which a fresh decoder then inspects."""
