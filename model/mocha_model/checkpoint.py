@@ -31,7 +31,8 @@ class Checkpoint:
     config: ModelConfig
     tokenizer: Tokenizer
     provenance: dict[str, Any]
-    calibration: Calibration | None = None  # of the confidence of words
+    calibration: Calibration | None = None  # of the confidence of words read greedily
+    file_calibration: Calibration | None = None  # of those read as files are
 
 
 def save_checkpoint(
@@ -54,11 +55,15 @@ def save_checkpoint(
     _write(Path(path), {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}, metadata)
 
 
-def calibrate_checkpoint(path: Path, calibration: Calibration) -> None:
-    """Give the checkpoint at `path` another calibration; all else stays as it is. Raises CheckpointError."""
+def calibrate_checkpoint(path: Path, calibration: Calibration, file_calibration: Calibration) -> None:
+    """Give the checkpoint at `path` other calibrations; all else stays as it is. Raises CheckpointError."""
     load_checkpoint(path)
+    fitted = {
+        "calibration": calibration.model_dump_json(),
+        "file_calibration": file_calibration.model_dump_json(),
+    }
     with safe_open(path, framework="pt") as file:
-        metadata = {**file.metadata(), "calibration": calibration.model_dump_json()}
+        metadata = {**file.metadata(), **fitted}
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     _write(path, weights, metadata)
 
@@ -91,8 +96,8 @@ def load_checkpoint(path: str | Path | None = None, device: str = "cpu") -> Chec
         config = ModelConfig.model_validate_json(metadata["config"])
         tokenizer = Tokenizer(json.loads(metadata["vocabulary"]), cast(Units, metadata.get("units", "characters")))
         provenance = json.loads(metadata["provenance"])
-        fitted = metadata.get("calibration")
-        calibration = Calibration.model_validate_json(fitted) if fitted else None
+        fitted = [metadata.get(name) for name in ("calibration", "file_calibration")]
+        calibrations = [Calibration.model_validate_json(json_) if json_ else None for json_ in fitted]
         if tokenizer.vocab_size != config.vocab_size:
             raise ValueError(f"{tokenizer.vocab_size} symbols for a model of {config.vocab_size}")
         model = SpeechModel(config)
@@ -100,4 +105,4 @@ def load_checkpoint(path: str | Path | None = None, device: str = "cpu") -> Chec
         model.load_state_dict(weights)
     except (KeyError, ValidationError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{path}: its parts do not fit together ({error})") from error
-    return Checkpoint(model.to(torch.device(device)).eval(), config, tokenizer, provenance, calibration)
+    return Checkpoint(model.to(torch.device(device)).eval(), config, tokenizer, provenance, *calibrations)

@@ -3,7 +3,7 @@
 Owns no audio and no sockets; the caller keeps the state. Use one instance from one thread at a time.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,21 @@ class RecognizerState:
     search: Any  # SearchState or BeamState
 
 
+def file_search(tokenizer: Tokenizer, width: int, language: Path | None = None) -> tuple[JointConfig, Fusion]:
+    """A joint search of `width` prefixes, and the language model that it is fused with.
+
+    `language` is a file of `train-lm`; if not given, the bundled one for a `tokenizer` that has its vocabulary, and
+    none for others. Raises LanguageModelError.
+    """
+    try:
+        model = WordLanguageModel.load(language or BUNDLED_LANGUAGE, tokenizer)
+    except VocabularyError:
+        if language:
+            raise
+        return JointConfig(width, length_bonus=BONUS_ALONE), Fusion(())
+    return JointConfig(width), Fusion(((LANGUAGE_WEIGHT, model),))
+
+
 class Recognizer:
     """A trained model as a batched, stateful streaming decoder."""
 
@@ -49,14 +64,16 @@ class Recognizer:
         fusion: Fusion | None = None,
         phrases: PhraseBook | None = None,
         calibration: Calibration | None = None,
+        file_calibration: Calibration | None = None,
     ) -> None:
         """Greedy search, or the beam or joint search that `beam` describes, with the scorers of `fusion`.
 
-        With `phrases`, each stream may have phrases of its own (see `init_state`); `calibration` is of its confidence.
+        With `phrases`, each stream may have phrases of its own (see `init_state`); `calibration` is of its confidence,
+        `file_calibration` of what `for_files` gives.
         """
         self.model, self.tokenizer, self.provenance = model.eval(), tokenizer, provenance or {}
         self.config = model.config
-        self.phrases, self.calibration = phrases, calibration
+        self.phrases, self.calibration, self._file_calibration = phrases, calibration, file_calibration
         self._fusion = fusion or Fusion(())
         all_scorers = Fusion((*self._fusion.parts, (1.0, phrases))) if phrases is not None else self._fusion
         parts = (model.decoder, model.config.decoder, tokenizer.space_id)
@@ -73,27 +90,23 @@ class Recognizer:
         """From a checkpoint file, or the bundled one: greedy, ready for phrases; raises `CheckpointError`."""
         c = load_checkpoint(path, device)
         try:
-            return cls(c.model, c.tokenizer, c.provenance, phrases=PhraseBook(c.tokenizer), calibration=c.calibration)
+            return cls(
+                c.model,
+                c.tokenizer,
+                c.provenance,
+                phrases=PhraseBook(c.tokenizer),
+                calibration=c.calibration,
+                file_calibration=c.file_calibration,
+            )
         except OfflineModelError as error:
             raise CheckpointError(f"{path}: {error}") from error
 
     def for_files(self, width: int, language: Path | None = None) -> "Recognizer":
-        """The same model behind a joint search of `width` prefixes with a language model: slower, and reads far better.
-
-        `language` is a file of `train-lm`; if not given, the bundled one for a model that has its vocabulary. Raises
-        LanguageModelError.
-        """
-        config = JointConfig(width)
-        try:
-            model = WordLanguageModel.load(language or BUNDLED_LANGUAGE, self.tokenizer)
-            fusion = Fusion(((LANGUAGE_WEIGHT, model),))
-        except VocabularyError:
-            if language:
-                raise
-            fusion, config = Fusion(()), replace(config, length_bonus=BONUS_ALONE)
+        """The same model behind a `file_search`: slower, and reads far better. Raises LanguageModelError."""
+        config, fusion = file_search(self.tokenizer, width, language)
         phrases = PhraseBook(self.tokenizer) if self.phrases is not None else None
-        parts = (self.model, self.tokenizer, self.provenance)
-        return Recognizer(*parts, beam=config, fusion=fusion, phrases=phrases, calibration=self.calibration)
+        parts = (self.model, self.tokenizer, self.provenance, config, fusion, phrases)
+        return Recognizer(*parts, self._file_calibration or self.calibration)
 
     @property
     def name(self) -> str:

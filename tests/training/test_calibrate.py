@@ -58,7 +58,7 @@ def test_reliability():
     assert held_out([words[n : n + 5] for n in range(0, len(words), 5)]).error < 0.03
     alike = reliability([(0.3, k % 2 == 0) for k in range(100)])
     assert alike.separation == 0.5
-    assert draw(good, len(words)).axes[0].lines[1].get_ydata() == pytest.approx(good.accuracy)
+    assert draw({"live": good}).axes[0].lines[1].get_ydata() == pytest.approx(good.accuracy)
 
 
 def test_a_checkpoint_is_calibrated_from_recordings(lively: Recognizer, clip: NDArray[np.int16], tmp_path: Path):
@@ -75,9 +75,11 @@ def test_a_checkpoint_is_calibrated_from_recordings(lively: Recognizer, clip: ND
     words = heard_words(results)
     assert [len(w) for w in words] == [len(r.hypothesis.split()) for r in results]
     fitted = fit([w for some in words for w in some])
-    calibrate_checkpoint(path, fitted)
+    other = Calibration(bias=1.5, slope=0.5)
+    calibrate_checkpoint(path, fitted, other)
     after = Recognizer.load(path)
-    assert after.calibration == fitted and abs(path.stat().st_size - size) < 200
+    assert after.calibration == fitted and abs(path.stat().st_size - size) < 300
+    assert after.for_files(2).calibration == other
     assert torch.equal(after.model.ctc.weight, before.model.ctc.weight)
     assembler = WordAssembler(0.04, after.calibration)
     spoken = [w for e in after.transcribe(torch.from_numpy(corpus.audio(0))) for w in assembler.push(e)]

@@ -79,6 +79,7 @@ class Reliability:
         confidence, accuracy: mean confidence and share of right words of each bin.
         error: expected calibration error (Naeini et al. 2015), the mean distance of the two.
         separation: probability that a right word has more confidence than a wrong one (area under the ROC curve).
+        count: of the words.
 
     """
 
@@ -86,6 +87,7 @@ class Reliability:
     accuracy: Numbers
     error: float
     separation: float
+    count: int
 
 
 def reliability(words: Sequence[tuple[float, bool]]) -> Reliability:
@@ -99,15 +101,16 @@ def reliability(words: Sequence[tuple[float, bool]]) -> Reliability:
     error = float((np.abs(mean - share) * sizes).sum() / sizes.sum())
     wins = confidence[right == 1][:, None] - confidence[right == 0][None]
     separation = float(((wins > 0) + 0.5 * (wins == 0)).mean()) if wins.size else float("nan")
-    return Reliability(mean, share, error, separation)
+    return Reliability(mean, share, error, separation, len(words))
 
 
-def draw(found: Reliability, num_words: int) -> Figure:
-    """The reliability curve: share of right words against confidence."""
+def draw(found: dict[str, Reliability]) -> Figure:
+    """Reliability curves by name: share of right words against confidence."""
     figure = Figure(figsize=(4.5, 4.5), layout="constrained")
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="gray", linestyle=":", label="perfect")
-    axes.plot(found.confidence, found.accuracy, marker="o", label=f"{num_words} words, error {found.error:.3f}")
+    for name, r in found.items():
+        axes.plot(r.confidence, r.accuracy, marker="o", label=f"{name}: {r.count} words, error {r.error:.3f}")
     axes.set(xlabel="confidence", ylabel="share of right words", xlim=(0, 1), ylim=(0, 1), title="Reliability of words")
     axes.legend()
     return figure

@@ -21,7 +21,7 @@ from mocha_model.checkpoint import Checkpoint, CheckpointError, calibrate_checkp
 from mocha_model.joint import JointConfig
 from mocha_model.language import LanguageModelError, WordLanguageModel
 from mocha_model.model import SpeechModel
-from mocha_model.recognizer import LANGUAGE_WEIGHT
+from mocha_model.recognizer import LANGUAGE_WEIGHT, file_search
 from mocha_model.scorers import Fusion
 from mocha_model.search import OfflineModelError
 from mocha_model.tokenizer import Tokenizer, Units, normalize_text
@@ -216,23 +216,32 @@ def calibrate(
         corpus = load_corpus(manifest, units=checkpoint.tokenizer.units)
         if picture is not None and picture.suffix not in (".png", ".svg"):
             raise _fail(f"{picture}: a picture is .png or .svg")
+        files = Beam(*file_search(checkpoint.tokenizer, JointConfig().width))
+        ways: dict[str, Decoding | Beam] = {"live": "online", "files": files}
+        fitted, found = [], {}
         with Progress(console=console, transient=True) as bar:
-            task = bar.add_task("listening", total=len(corpus.utterances))
-            results, _ = transcribe_corpus(
-                checkpoint.model, checkpoint.tokenizer, corpus, progress=lambda done: bar.advance(task, done)
-            )
-        utterances = confidence.heard_words([r for r in results if r.reference])
-        words = [word for heard in utterances for word in heard]
-        fitted, found = confidence.fit(words), confidence.held_out(utterances)
-    except (CorpusError, ValueError) as error:
+            task = bar.add_task("listening", total=2 * len(corpus.utterances))
+            for name, how in ways.items():
+                results, _ = transcribe_corpus(
+                    checkpoint.model,
+                    checkpoint.tokenizer,
+                    corpus,
+                    how or "online",
+                    lambda done: bar.advance(task, done),
+                )
+                utterances = confidence.heard_words([r for r in results if r.reference])
+                fitted.append(confidence.fit([word for heard in utterances for word in heard]))
+                found[name] = confidence.held_out(utterances)
+    except (CorpusError, LanguageModelError, ValueError) as error:
         raise _fail(error) from error
-    calibrate_checkpoint(model, fitted)
+    calibrate_checkpoint(model, *fitted)
     if picture is not None:
-        confidence.draw(found, len(words)).savefig(picture, dpi=100)
-    console.print(
-        f"{len(words)} words; held out: expected calibration error {found.error:.3f}, "
-        f"a right word above a wrong one {100 * found.separation:.0f} % of the time"
-    )
+        confidence.draw(found).savefig(picture, dpi=100)
+    for name, reliability in found.items():
+        console.print(
+            f"{name}: {reliability.count} words; held out: expected calibration error {reliability.error:.3f}, "
+            f"a right word above a wrong one {100 * reliability.separation:.0f} % of the time"
+        )
 
 
 def synthesize(
