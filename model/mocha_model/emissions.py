@@ -13,7 +13,8 @@ class Emission:
     Attributes:
         text: the character, or the word with a space after it; "" for the end of a segment.
         frame: encoder frame t_i it was emitted at, counted from the start of the stream.
-        p: selection probability at that frame; 0.0 where none fired (flush, trailing silence).
+        p: selection probability at that frame; 0.0 where none fired (flush, trailing silence). In joint search, which
+            does not wait for selections, the highest probability that the CTC branch gave the character.
         q: probability of the character once the frame was selected.
         end_of_segment: whether this closes the segment.
         chunk: softmax weights over frames ``frame - w + 1 ... frame``.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mocha_model.beam import BeamConfig, BeamSearch, BeamState, Hypotheses
+from mocha_model.beam import MAX_UNSTABLE, BeamConfig, BeamSearch, BeamState, Hypotheses
 from mocha_model.config import DecoderConfig
 from mocha_model.decoder import Decoder
 from mocha_model.scorers import Fusion
@@ -45,6 +45,8 @@ class JointConfig:
 @dataclass(frozen=True)
 class Prefixes(Hypotheses):
     """Hypotheses of a joint search. Score is ``logaddexp(blank, label) + added``.
+
+    p is the highest probability that the CTC branch gave a symbol while it was the newest, q the decoder's for it.
 
     Attributes:
         blank, label: float32, CTC log-probability of all alignments so far that end in a blank, or in the last symbol.
@@ -91,9 +93,14 @@ class JointSearch(BeamSearch):
         each = log_probs.repeat_interleave(self.joint.width, 0)
         reached = torch.logaddexp(active.blank, active.label)
         last = active.token[:, None]
-        after_label = active.blank[:, None] + each.gather(1, last)
+        again = each.gather(1, last)
+        after_label = active.blank[:, None] + again
+        newest = torch.arange(MAX_UNSTABLE, device=last.device) == active.length[:, None] - 1
         stayed = replace(
-            active, blank=reached + each[:, Tokenizer.blank_id], label=active.label + each.gather(1, last)[:, 0]
+            active,
+            blank=reached + each[:, Tokenizer.blank_id],
+            label=active.label + again[:, 0],
+            p=torch.where(newest, torch.maximum(active.p, again.exp()), active.p),
         )
         silent = log_probs[:, Tokenizer.blank_id] > SILENT
         if silent.all():
@@ -104,7 +111,7 @@ class JointSearch(BeamSearch):
         written[:, : WRITTEN.start] = -torch.inf
         written[silent.repeat_interleave(self.joint.width)] = -torch.inf
         stayed, written = self._meet(stayed, written)
-        return self._grow(_scored(stayed), written, keys, values, frame)
+        return self._grow(_scored(stayed), written, each, keys, values, frame)
 
     def _level(self, h: Prefixes) -> Prefixes:
         """`h` with 0 for the best prefix of each row, so that numbers stay small; what has no score has nothing."""
@@ -132,13 +139,14 @@ class JointSearch(BeamSearch):
         written[source, symbol] = -torch.inf
         return replace(h, label=label), written
 
-    def _grow(self, h: Prefixes, written: Tensor, keys: Tensor, values: Tensor, frame: Tensor) -> Prefixes:
+    def _grow(
+        self, h: Prefixes, written: Tensor, each: Tensor, keys: Tensor, values: Tensor, frame: Tensor
+    ) -> Prefixes:
         """Choose among the prefixes as they are and all that `written` [B W, V] makes of them."""
         width, vocab = self.joint.width, written.shape[1]
         frames = frame.repeat_interleave(width)
-        p, weights, decoder, own = self._ask(
-            h, keys.repeat_interleave(width, 0), values.repeat_interleave(width, 0), frames
-        )
+        chunks = keys.repeat_interleave(width, 0), values.repeat_interleave(width, 0)
+        weights, decoder, own = self._ask(h, *chunks, frames)
         added = h.added[:, None] + self.joint.decoder_weight * own + self.joint.length_bonus
         added = added + self.fusion.scores(h.scorers)
         grown = (written + added).nan_to_num(-torch.inf, neginf=-torch.inf)
@@ -149,7 +157,8 @@ class JointSearch(BeamSearch):
         source = (first + torch.where(index >= width, (index - width) // vocab, index)).flatten()
         token = ((index - width) % vocab).flatten()
         stayed: Prefixes = gather_rows(h, source)
-        longer = self._append(stayed, token, frames, p[source], own[source, token].exp(), weights[source])
+        p, q = (x[source, token].exp() for x in (each, own))
+        longer = self._append(stayed, token, frames, p, q, weights[source])
         longer = replace(
             longer,
             decoder=gather_rows(decoder, source),
@@ -170,17 +179,16 @@ class JointSearch(BeamSearch):
         good = score >= score.max(dim=1, keepdim=True).values - self.joint.threshold
         return torch.where(good, score, -torch.inf).flatten()
 
-    def _ask(self, h: Prefixes, keys: Tensor, values: Tensor, frames: Tensor) -> tuple[Tensor, Tensor, Any, Tensor]:
-        """The decoder at this frame: p [R], weights [R, w] of its chunk, its state after, log-probabilities [R, V]."""
+    def _ask(self, h: Prefixes, keys: Tensor, values: Tensor, frames: Tensor) -> tuple[Tensor, Any, Tensor]:
+        """The decoder at this frame: weights [R, w] of its chunk, its state after, log-probabilities [R, V]."""
         hidden = h.decoder.hidden
-        p = self.energies.pairs(0, hidden, keys[:, -1]).sigmoid()
         u = torch.zeros_like(keys[..., 0])
         if self.energies.count > 1:
             u = self.energies.pairs(1, hidden[:, None].expand(-1, keys.shape[1], -1), keys)
         valid = self.attention.chunk_mask(frames, h.last_emission, h.start)
         context, weights = self.attention.attend_chunk(u, values, valid)
         decoder = self.decoder.step(h.token, context, h.decoder)
-        return p, weights, decoder, self.decoder.symbol_scores(decoder.hidden, context)
+        return weights, decoder, self.decoder.symbol_scores(decoder.hidden, context)
 
     def _close(self, rows: Tensor, state: BeamState, frame: Tensor, symbols: list[Symbol]) -> BeamState:
         """As in `BeamSearch`, of prefixes that may end a sentence here."""
