@@ -224,13 +224,7 @@ class BeamSearch:
 
     def _extend(self, parents: Hypotheses, e: Tensor, keys: Tensor, values: Tensor, frames: Tensor) -> Hypotheses:
         """The best `width` one-symbol extensions of each row's firing hypotheses (algorithm 1, lines 14-22)."""
-        hidden = parents.decoder.hidden
-        u = torch.zeros_like(keys[..., 0])
-        if self.energies.count > 1:
-            u = self.energies.pairs(1, hidden[:, None].expand(-1, keys.shape[1], -1), keys)
-        valid = self.attention.chunk_mask(frames, parents.last_emission, parents.start)
-        context, weights = self.attention.attend_chunk(u, values, valid)
-        decoder = self.decoder.step(parents.token, context, parents.decoder)
+        context, weights, decoder = self._attend(parents, keys, values, frames)
         parent, token, score, q = self._choose(decoder.hidden, context, parents)
         children: Hypotheses = gather_rows(replace(parents, decoder=decoder), parent)
         symbol = (token, frames[parent], e.sigmoid()[parent], q, weights[parent])
@@ -242,6 +236,17 @@ class BeamSearch:
             last_emission=frames[parent],
             repeats=repeats,
         )
+
+    def _attend(
+        self, h: Hypotheses, keys: Tensor, values: Tensor, frames: Tensor
+    ) -> tuple[Tensor, Tensor, RecurrentState]:
+        """Context [R, D] and weights [R, w] of the chunks that end at `frames` [R], and the decoder's state after."""
+        u = torch.zeros_like(keys[..., 0])
+        if self.energies.count > 1:
+            u = self.energies.pairs(1, h.decoder.hidden[:, None].expand(-1, keys.shape[1], -1), keys)
+        valid = self.attention.chunk_mask(frames, h.last_emission, h.start)
+        context, weights = self.attention.attend_chunk(u, values, valid)
+        return context, weights, self.decoder.step(h.token, context, h.decoder)
 
     def _choose(self, hidden: Tensor, context: Tensor, parents: Hypotheses) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(parent row, token, score, q), each [B W], of the best extensions of each stream's hypotheses."""

@@ -36,7 +36,7 @@ class JointConfig:
 
     """
 
-    width: int = 16
+    width: int = 32
     threshold: float = 12.0
     decoder_weight: float = 0.5
     length_bonus: float = 1.3
@@ -146,7 +146,8 @@ class JointSearch(BeamSearch):
         width, vocab = self.joint.width, written.shape[1]
         frames = frame.repeat_interleave(width)
         chunks = keys.repeat_interleave(width, 0), values.repeat_interleave(width, 0)
-        weights, decoder, own = self._ask(h, *chunks, frames)
+        context, weights, decoder = self._attend(h, *chunks, frames)
+        own = self.decoder.symbol_scores(decoder.hidden, context)
         added = h.added[:, None] + self.joint.decoder_weight * own + self.joint.length_bonus
         added = added + self.fusion.scores(h.scorers)
         grown = (written + added).nan_to_num(-torch.inf, neginf=-torch.inf)
@@ -178,17 +179,6 @@ class JointSearch(BeamSearch):
         """`score` [B, W] without what is too much worse than the best of its row, [B W]."""
         good = score >= score.max(dim=1, keepdim=True).values - self.joint.threshold
         return torch.where(good, score, -torch.inf).flatten()
-
-    def _ask(self, h: Prefixes, keys: Tensor, values: Tensor, frames: Tensor) -> tuple[Tensor, Any, Tensor]:
-        """The decoder at this frame: weights [R, w] of its chunk, its state after, log-probabilities [R, V]."""
-        hidden = h.decoder.hidden
-        u = torch.zeros_like(keys[..., 0])
-        if self.energies.count > 1:
-            u = self.energies.pairs(1, hidden[:, None].expand(-1, keys.shape[1], -1), keys)
-        valid = self.attention.chunk_mask(frames, h.last_emission, h.start)
-        context, weights = self.attention.attend_chunk(u, values, valid)
-        decoder = self.decoder.step(h.token, context, h.decoder)
-        return weights, decoder, self.decoder.symbol_scores(decoder.hidden, context)
 
     def _close(self, rows: Tensor, state: BeamState, frame: Tensor, symbols: list[Symbol]) -> BeamState:
         """As in `BeamSearch`, of prefixes that may end a sentence here."""

@@ -26,6 +26,7 @@ from mocha_model.tokenizer import Tokenizer
 BUNDLED_LANGUAGE = BUNDLED.with_name("language.safetensors")
 LANGUAGE_WEIGHT = 0.8
 BONUS_ALONE = 0.5  # per symbol, without a language model
+FILE_PHRASE_BONUS = 1.5  # per character of a phrase: it is up against the language model
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Recognizer:
     def for_files(self, width: int, language: Path | None = None) -> "Recognizer":
         """The same model behind a `file_search`: slower, and reads far better. Raises LanguageModelError."""
         config, fusion = file_search(self.tokenizer, width, language)
-        phrases = PhraseBook(self.tokenizer) if self.phrases is not None else None
+        phrases = PhraseBook(self.tokenizer, FILE_PHRASE_BONUS) if self.phrases is not None else None
         parts = (self.model, self.tokenizer, self.provenance, config, fusion, phrases)
         return Recognizer(*parts, self._file_calibration or self.calibration)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-FILE_BEAM = 16
+FILE_BEAM = 32
 
 
 class Settings(BaseSettings):
@@ -19,7 +19,7 @@ class Settings(BaseSettings):
     model: Path | None = Field(None, description="checkpoint; the bundled one if not given")
     max_streams: int = Field(512, ge=1, description="streams at once, uploads counted; more are refused")
     file_beam: int = Field(
-        FILE_BEAM, ge=0, le=32, description="hypotheses for uploads; 0 reads them greedily, as streams"
+        FILE_BEAM, ge=0, le=64, description="hypotheses for uploads; 0 reads them greedily, as streams"
     )
     language_model: Path | None = Field(None, description="for them; the bundled one if it has the vocabulary")
     block_ms: int = Field(80, ge=20, le=1000, description="audio that a live stream gathers before a step")

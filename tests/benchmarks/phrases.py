@@ -19,15 +19,15 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from mocha_model.beam import BeamConfig
 from mocha_model.checkpoint import Checkpoint, load_checkpoint
 from mocha_model.emissions import text_of
-from mocha_model.recognizer import Recognizer
+from mocha_model.joint import JointConfig
+from mocha_model.recognizer import Recognizer, file_search
 from mocha_model.scorers import PhraseBook
 from mocha_training.data import Corpus, load_corpus
 
-BONUSES = (0.0, 0.25, 0.5, 0.75, 1.0)  # nats per character
-WIDTHS = (0, 4)  # hypotheses; 0 is greedy search
+BONUSES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)  # nats per character
+WIDTHS = (0, JointConfig().width)  # prefixes of joint search; 0 is greedy search
 MIN_LETTERS, AT_MOST_SEEN = 5, 2
 console = Console(stderr=True)
 
@@ -37,8 +37,8 @@ def measure(
 ) -> dict[str, float]:
     """Rates of one way of decoding; `seconds` is time in the recogniser."""
     book = PhraseBook(checkpoint.tokenizer, bonus)
-    beam = BeamConfig(width) if width else None
-    recognizer = Recognizer(checkpoint.model, checkpoint.tokenizer, beam=beam, phrases=book)
+    search = file_search(checkpoint.tokenizer, width) if width else (None, None)
+    recognizer = Recognizer(checkpoint.model, checkpoint.tokenizer, None, *search, phrases=book)
     rng, all_rare = np.random.default_rng(0), sorted(rare)
     found = spoken = imagined = 0
     references, hypotheses, seconds = [], [], 0.0
