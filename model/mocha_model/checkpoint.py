@@ -40,7 +40,6 @@ def save_checkpoint(
     model: SpeechModel,
     tokenizer: Tokenizer,
     provenance: dict[str, Any],
-    calibration: Calibration | None = None,
 ) -> None:
     """Write `model` (weights in the dtype they have) with its vocabulary and a JSON-able `provenance`; atomically."""
     metadata = {
@@ -50,8 +49,6 @@ def save_checkpoint(
         "units": tokenizer.units,
         "provenance": json.dumps(provenance, ensure_ascii=False),
     }
-    if calibration is not None:
-        metadata["calibration"] = calibration.model_dump_json()
     _write(Path(path), {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}, metadata)
 
 

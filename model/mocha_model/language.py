@@ -213,20 +213,23 @@ class WordLanguageModel:
                 metadata = file.metadata() or {}
                 if metadata.get("format") != cls.FORMAT:
                     raise LanguageModelError(f"{path}: not a {cls.FORMAT} file")
-                if tuple(json.loads(metadata["vocabulary"])) != tuple(tokenizer.symbols):
+                if tuple(json.loads(metadata.get("vocabulary", "[]"))) != tuple(tokenizer.symbols):
                     raise VocabularyError(f"{path}: made for another vocabulary than the recogniser's")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise LanguageModelError(f"{path}: not a readable safetensors file ({error})") from error
-        words = tuple(tensors["words"].tobytes().decode().split("\n"))
-        tables = {}
-        for name in ("bigrams", "trigrams"):
-            sizes = tensors[f"{name}.sizes"]
-            context = np.repeat(np.arange(len(sizes)), sizes)
-            keys = context * (len(words) + 2) + tensors[f"{name}.words"]
-            tables[name] = (keys, np.exp(tensors[f"{name}.masses"].astype(np.float32)))
-        counts = WordCounts(words, tensors["unigrams"], **tables, pairs=tensors["pairs"], spelling=tensors["spelling"])
-        return cls(counts, tokenizer)
+        try:
+            words = tuple(tensors["words"].tobytes().decode().split("\n"))
+            tables = {}
+            for name in ("bigrams", "trigrams"):
+                sizes = tensors[f"{name}.sizes"]
+                context = np.repeat(np.arange(len(sizes)), sizes)
+                keys = context * (len(words) + 2) + tensors[f"{name}.words"]
+                tables[name] = (keys, np.exp(tensors[f"{name}.masses"].astype(np.float32)))
+            unigrams, pairs, spelling = (tensors[name] for name in ("unigrams", "pairs", "spelling"))
+        except (KeyError, ValueError) as error:
+            raise LanguageModelError(f"{path}: its parts do not fit together ({error})") from error
+        return cls(WordCounts(words, unigrams, **tables, pairs=pairs, spelling=spelling), tokenizer)
 
 
 def _to(device: torch.device, state: LanguageState) -> LanguageState:

@@ -5,7 +5,9 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-FILE_BEAM = 32
+from mocha_model.joint import JointConfig
+
+FILE_BEAM = JointConfig().width
 
 
 class Settings(BaseSettings):

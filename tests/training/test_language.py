@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from mocha_model.language import LanguageModelError, VocabularyError, WordLanguageModel
@@ -117,6 +119,12 @@ def test_files(tokenizer: Tokenizer, tmp_path: Path):
         WordLanguageModel.load(path, Tokenizer.from_texts(["xyz"]))
     with pytest.raises(LanguageModelError, match="not a readable"):
         WordLanguageModel.load(Path(__file__), tokenizer)
+    with safe_open(path, framework="numpy") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    del tensors["bigrams.sizes"]
+    save_file(tensors, path, metadata)
+    with pytest.raises(LanguageModelError, match="do not fit together"):
+        WordLanguageModel.load(path, tokenizer)
     with pytest.raises(VocabularyError, match="recogniser of characters"):
         WordLanguageModel(model.counts, Tokenizer.from_texts(["aa b"], "words"))
 

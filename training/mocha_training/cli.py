@@ -226,7 +226,7 @@ def calibrate(
                     checkpoint.model,
                     checkpoint.tokenizer,
                     corpus,
-                    how or "online",
+                    how,
                     lambda done: bar.advance(task, done),
                 )
                 utterances = confidence.heard_words([r for r in results if r.reference])
