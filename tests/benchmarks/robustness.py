@@ -22,8 +22,8 @@ from rich.table import Table
 
 from mocha_model.checkpoint import load_checkpoint
 from mocha_model.config import SAMPLE_RATE
-from mocha_training.augment import add_noise
 from mocha_training.data import Corpus, Utterance, load_corpus
+from mocha_training.distortion import add_noise
 from mocha_training.evaluate import evaluate_corpus
 
 matplotlib.use("Agg")

@@ -1,8 +1,9 @@
-"""Training in miniature: batches, augmentation, losses, a falling loss, exact resume, evaluation."""
+"""Training in miniature: batches, losses, a falling loss, exact resume, evaluation."""
 
 import gzip
 import io
 import json
+import math
 import os
 import shutil
 import tarfile
@@ -15,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 import typer
-from torchaudio.functional import fftconvolve
 from typer.testing import CliRunner
 
 from mocha_model.config import tiny
@@ -23,10 +23,10 @@ from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
 from mocha_training import cli, data, losses
-from mocha_training.augment import AugmentConfig, Augmenter, add_noise, change_speed, over_telephone, spec_augment
+from mocha_training.augment import Augmenter
 from mocha_training.average import average_checkpoints
 from mocha_training.config import TrainConfig
-from mocha_training.data import Corpus, CorpusError, Utterance, load_corpus, make_batches, trainable
+from mocha_training.data import Corpus, CorpusError, load_corpus, make_batches, trainable
 from mocha_training.evaluate import Result, evaluate_corpus, summarize, symbol_latencies
 from mocha_training.recipes import plain
 from mocha_training.trainer import EpochBatches, Trainer
@@ -176,69 +176,25 @@ def test_lhotse_cut_sets_are_read(tmp_path: Path):
     assert abs(corpus.audio(0)).max() > 0.1
 
 
-def test_batches_hold_everything_once_and_are_reproducible(corpus: Corpus):
-    batches = make_batches(corpus, 8.0, seed=1, epoch=2)
+def test_batches_hold_everything_once_and_are_reproducible():
+    seconds = [1.5] * 3 + [3.2] * 3
+    batches = make_batches(seconds, 8.0, np.random.default_rng(1))
     assert sorted(i for batch in batches for i in batch) == list(range(6))
-    assert batches == make_batches(corpus, 8.0, seed=1, epoch=2)
-    assert all(len(batch) <= 2 for batch in batches)
+    assert batches == make_batches(seconds, 8.0, np.random.default_rng(1))
+    assert all(len(batch) * math.ceil(max(seconds[i] for i in batch)) <= 8 for batch in batches)
 
 
-def test_batches_taken_together_are_of_one_bucket():
-    lengths = [16_000 * (1 + n % 3) for n in range(60)]
-    many = Corpus(tuple(Utterance(str(n), "x", "s", "c", 0, size) for n, size in enumerate(lengths)), np.zeros(0, "i2"))
-    batches = make_batches(many, 4.0, seed=0, epoch=0, together=2)
-    assert sorted(i for batch in batches for i in batch) == list(range(60))
-    pairs = list(zip(batches[::2], batches[1::2], strict=False))
-    alike = [{lengths[i] for i in a} == {lengths[i] for i in b} for a, b in pairs]
-    assert sum(alike) >= len(pairs) - 1
-
-
-def test_augmentation_depends_only_on_its_seed(corpus: Corpus):
-    config = AugmentConfig(noise_probability=1, room_probability=1, join_probability=1, join_max_s=30)
-    augmenter = Augmenter(config, corpus, corpus)
-    (a, text), (b, _), (c, _) = (augmenter.utterance(0, np.random.default_rng(s)) for s in (3, 3, 4))
-    assert np.array_equal(a, b) and not np.array_equal(a, c)
-    assert text.startswith("the weather is fine today ") and len(a) > len(corpus.audio(0))
-
-
-def test_augmentation_does_what_it_says():
-    tone = np.sin(2 * np.pi * 440 * np.arange(16_000) / 16_000).astype(np.float32)
-    faster = change_speed(tone, 1.25)
-    assert abs(len(faster) - 12_800) <= 1
-    assert np.abs(np.fft.rfft(faster)).argmax() * 16_000 / len(faster) == pytest.approx(550, abs=2)
+def test_batches_taken_together_have_one_shape():
     rng = np.random.default_rng(0)
-    noise = add_noise(tone, rng.standard_normal(5000).astype(np.float32), 10.0, rng) - tone
-    assert 10 * np.log10(np.mean(tone**2) / np.mean(noise**2)) == pytest.approx(10, abs=0.1)
-    frames = torch.ones(4, 200, 80)
-    masked = spec_augment(frames, AugmentConfig(), torch.Generator().manual_seed(0))
-    assert 0 < (masked == 0).float().mean() < 0.6
-    assert torch.equal(masked, spec_augment(frames, AugmentConfig(), torch.Generator().manual_seed(0)))
-
-
-def test_a_telephone_line_keeps_its_band_only():
-    hertz, amplitude = (100, 1000, 6000), 0.3
-    seconds = np.arange(16_000) / 16_000
-    tones = sum(amplitude * np.sin(2 * np.pi * f * seconds) for f in hertz).astype(np.float32)
-    heard = [over_telephone(tones, np.random.default_rng(seed)) for seed in range(8)]
-    power = [np.abs(np.fft.rfft(line))[list(hertz)] * 2 / 16_000 for line in heard]  # a bin is a hertz
-    assert all(line.dtype == np.float32 and np.abs(line).max() <= 1 for line in heard)
-    assert all(p[1] == pytest.approx(amplitude, rel=0.05) and p[2] < 0.02 * amplitude for p in power)
-    assert len({bool(p[0] > amplitude / 2) for p in power}) == 2, "the lower edge is drawn anew for each line"
-    assert len(np.unique(heard[0])) <= 256
-
-
-def test_babble_is_other_utterances(corpus: Corpus):
-    config = AugmentConfig(
-        speed_range=0, room_probability=0, join_probability=0, gain_db=0, noise_probability=1, babble_probability=1
-    )
-    clean = corpus.audio(0)
-    augmenter = Augmenter(config, corpus)
-    noisy = augmenter.utterance(0, np.random.default_rng(1))[0]
-    assert np.array_equal(noisy, augmenter.utterance(0, np.random.default_rng(1))[0])
-    noise = torch.from_numpy(noisy - clean)
-    voices = [torch.from_numpy(corpus.audio(i).copy()) for i in range(len(corpus.utterances))]
-    likeness = max(fftconvolve(noise, v.flip(0)).abs().max() / (noise.norm() * v.norm()) for v in voices)
-    assert likeness > 0.2, "no utterance of the corpus is in the noise"
+    seconds = rng.uniform(0.5, 9.0, size=500)
+    batches = make_batches(seconds, 30.0, rng, together=2)
+    assert sorted(i for batch in batches for i in batch) == list(range(500))
+    shapes = [(len(batch), math.ceil(max(seconds[i] for i in batch))) for batch in batches]
+    pairs = list(zip(shapes[::2], shapes[1::2], strict=False))
+    assert sum(a != b for a, b in pairs) <= 1, "only the last of the longest may differ"
+    assert len(set(shapes)) <= 9 + 2, "a shape for each second, and what is left over"
+    padded = sum(rows * length for rows, length in shapes)
+    assert padded < 1.25 * seconds.sum()
 
 
 def test_losses_are_their_definitions():
@@ -362,7 +318,8 @@ def test_processes_average_their_gradients(manifest: Path, tmp_path: Path):
     for rank in range(2):
         trainer = make_trainer(corpus, tmp_path / "alone", noise_std=0.0, attention="path", clip=1e9)
         place = EpochBatches(trainer.augmenter, trainer.tokenizer, trainer.config, 0, 0, rank, 2)
-        assert len(place) == len(make_batches(corpus, 8.0, 0, 0)) // 2
+        assert len(place) == len(place.batches) // 2
+        assert sorted(i for batch in place.batches for i in batch) == list(range(6))
         trainer.train_step(place[0])
         alone.append([p.grad for p in trainer.model.parameters()])
     torch.multiprocessing.spawn(_one_step, (manifest, tmp_path), nprocs=2)
@@ -381,20 +338,39 @@ def test_an_encoder_that_is_not_trained_stays(corpus: Corpus, tmp_path: Path):
     assert moved == {"decoder"}
 
 
-def test_resumed_run_is_the_same_run(corpus: Corpus, tmp_path: Path):
-    whole = make_trainer(corpus, tmp_path / "whole", steps=7)
+@pytest.mark.parametrize("muon", [False, True])
+def test_resumed_run_is_the_same_run(muon: bool, corpus: Corpus, tmp_path: Path):
+    whole = make_trainer(corpus, tmp_path / "whole", steps=7, muon=muon)
     whole.run()
-    part = make_trainer(corpus, tmp_path / "part", steps=7, save_every=4)
+    part = make_trainer(corpus, tmp_path / "part", steps=7, save_every=4, muon=muon)
     for batch in part._loader():
         part.train_step(batch)
         if part.step == 2:
             part.save()
             break
-    resumed = make_trainer(corpus, tmp_path / "part", steps=7)
+    resumed = make_trainer(corpus, tmp_path / "part", steps=7, muon=muon)
     assert resumed.resume() and resumed.step == 2
     resumed.run()
     for name, tensor in whole.model.state_dict().items():
         torch.testing.assert_close(tensor, resumed.model.state_dict()[name], rtol=0, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("muon", [False, True])
+def test_each_parameter_is_learned_once(muon: bool, corpus: Corpus, tmp_path: Path):
+    trainer = make_trainer(corpus, tmp_path, muon=muon)
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    learned = [id(p) for group in groups for p in group["params"]]
+    assert sorted(learned) == sorted(id(p) for p in trainer.model.parameters())
+    assert not any(group["weight_decay"] for group in groups for p in group["params"] if p.dim() < 2)
+
+
+def test_muon_turns_matrices_in_all_directions_alike(corpus: Corpus, tmp_path: Path):
+    trainer = make_trainer(corpus, tmp_path, muon=True, weight_decay=0.0, warmup_steps=1)
+    matrix = trainer.model.decoder.cell.weight_hh  # [64, 16]
+    before = matrix.detach().clone()
+    trainer.train_step(next(iter(trainer._loader())))
+    moved = torch.linalg.svdvals(matrix.detach() - before) / (trainer.config.learning_rate * 0.2 * 64**0.5)
+    assert moved.min() > 0.5 and moved.max() < 1.4, "Liu et al. 2025, eq. 4: 0.2 sqrt(max(A, B)) of an orthogonal one"
 
 
 def test_a_resumed_run_has_what_was_left_of_its_time(corpus: Corpus, tmp_path: Path):
@@ -411,7 +387,7 @@ def test_a_resumed_run_has_what_was_left_of_its_time(corpus: Corpus, tmp_path: P
 def test_the_length_of_a_run_may_be_counted_in_epochs(corpus: Corpus, tmp_path: Path):
     trainer = make_trainer(corpus, tmp_path, steps=1000, epochs=2.0, batch_seconds=4.0)
     trainer.run()
-    assert (trainer.step, trainer.epoch) == (2 * len(make_batches(corpus, 4.0, 0, 0)), 1)
+    assert (trainer.step, trainer.epoch) == (len(trainer._epoch(0, 0)) + len(trainer._epoch(1, 0)), 1)
     with pytest.raises(ValueError, match="fewer batches"):
         make_trainer(corpus.subset([]), tmp_path)
 

@@ -37,6 +37,7 @@ class TrainConfig(BaseModel):
     scalar_rate: float = Field(20.0, gt=0, description="times the learning rate for g and r of the attention energies")
     betas: tuple[float, float] = (0.9, 0.98)
     epsilon: float = Field(1e-8, gt=0)
+    muon: bool = Field(False, description="Muon for weight matrices (Jordan et al. 2024), Adam for the rest")
     weight_decay: float = Field(1e-2, ge=0, description="of weight matrices")
     decoupled_decay: bool = Field(True, description="AdamW; else L2: the decay is part of the gradient that Adam sees")
     weight_noise: WeightNoise | None = None

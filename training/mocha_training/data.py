@@ -280,29 +280,29 @@ def trainable(corpus: Corpus, min_seconds: float, max_seconds: float, units: Uni
 
 
 def make_batches(
-    corpus: Corpus, max_seconds: float, seed: int, epoch: int, together: int = 1, num_utterances: int = 0
+    seconds: Sequence[float], max_seconds: float, rng: np.random.Generator, together: int = 1, num_examples: int = 0
 ) -> list[list[int]]:
     """Indices of each batch of one epoch: similar lengths together, at most `max_seconds` with padding, shuffled.
 
-    With `num_utterances` a batch has so many, of any length (fewer where a bucket ends). Utterances fall into buckets
-    of one second and each bucket has one batch size, so that few distinct shapes occur. Runs of `together` batches are
-    of one bucket where possible: processes that take them at the same time then finish at the same time. Depends only
-    on the arguments, so any batch of any epoch can be made again.
+    `seconds` [N] says how long each example is. With `num_examples` a batch has so many, of any length. Examples fall
+    into buckets of one second and each bucket has one batch size; what does not fill runs of `together` batches goes up
+    into the next bucket. So there are few distinct shapes, and processes that take a run's batches at the same time
+    finish at the same time. Only batches of the longest can be smaller.
     """
-    rng = np.random.default_rng((seed, epoch))
-    lengths = np.array([u.num_samples for u in corpus.utterances]) / SAMPLE_RATE
-    buckets = np.ceil(lengths).astype(int)
+    buckets = np.ceil(seconds).astype(int)
     groups: list[list[list[int]]] = []
-    left: list[list[int]] = []
+    waiting: list[int] = []
     for bucket in np.unique(buckets):
-        members = rng.permutation(np.nonzero(buckets == bucket)[0]).tolist()
-        size = num_utterances or max(1, int(max_seconds / bucket))
+        members = rng.permutation([*waiting, *np.nonzero(buckets == bucket)[0].tolist()]).tolist()
+        size = num_examples or max(1, int(max_seconds / bucket))
+        whole = len(members) // (size * together) * (size * together)
         batches = [members[start : start + size] for start in range(0, len(members), size)]
-        whole = len(batches) // together * together
-        groups += [batches[start : start + together] for start in range(0, whole, together)]
-        left += batches[whole:]
-    groups += [left[start : start + together] for start in range(0, len(left), together)]
-    tail = groups.pop() if left and len(left) % together else []
+        groups += [batches[start : start + together] for start in range(0, whole // size, together)]
+        left, waiting = batches[whole // size :], members[whole:]
+    tail = []
+    if waiting:
+        groups += [left[start : start + together] for start in range(0, len(left), together)]
+        tail = groups.pop() if len(left) % together else []
     return [batch for i in rng.permutation(len(groups)) for batch in groups[i]] + tail
 
 

@@ -112,6 +112,16 @@ def longer() -> TrainConfig:
     return widen().model_copy(update={"batch_seconds": 120, "learning_rate": 1.2e-3, "seed": 4})
 
 
+def onward() -> TrainConfig:
+    """More of `longer` from its model, with --init: Muon, longer batches, vocal tracts, longer joined speech."""
+    augment = longer().augment.model_copy(
+        update={"vocal_tract_range": 0.1, "join_probability": 0.1, "join_max_s": 20.0}
+    )
+    return longer().model_copy(
+        update={"muon": True, "batch_seconds": 240, "learning_rate": 2e-3, "augment": augment, "seed": 5}
+    )
+
+
 def _no_augmentation() -> AugmentConfig:
     return AugmentConfig(
         speed_range=0,
@@ -240,7 +250,7 @@ def librispeech() -> TrainConfig:
         spec_augment_from=0.05,
         evaluate_every=2000,
         average_last=5,
-        # None are joined: one long recording would pad its whole batch, and those of this corpus are long enough.
+        # None are joined: those of this corpus are long enough.
         augment=_moderate().model_copy(
             update={"join_probability": 0.0, "freq_mask_bins": 13, "time_mask_frames": 50, "noise_snr_db": (10.0, 30.0)}
         ),
@@ -270,6 +280,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "settle": settle,
     "widen": widen,
     "longer": longer,
+    "onward": onward,
     "plain": plain,
     "librispeech": librispeech,
     "tedlium": tedlium,

@@ -25,8 +25,8 @@ import numpy as np
 
 from mocha_model.config import SAMPLE_RATE
 from mocha_model.tokenizer import normalize_text
-from mocha_training.augment import Audio, change_speed
 from mocha_training.data import CorpusError, cache_directory, decode_audio
+from mocha_training.distortion import Audio, change_speed
 
 if TYPE_CHECKING:
     from nemo_text_processing.text_normalization.normalize import Normalizer

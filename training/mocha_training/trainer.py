@@ -26,11 +26,13 @@ from mocha_model.checkpoint import save_checkpoint
 from mocha_model.model import SpeechModel
 from mocha_model.tokenizer import Tokenizer
 from mocha_training import losses, pictures
-from mocha_training.augment import Augmenter, spec_augment
+from mocha_training.augment import Augmenter
 from mocha_training.config import TrainConfig
 from mocha_training.data import Batch, Corpus, collate, make_batches
 from mocha_training.evaluate import evaluate_corpus
+from mocha_training.optimizers import make_optimizers
 from mocha_training.phones import fold_phones
+from mocha_training.spectral import spec_augment, warp_vocal_tract
 from mocha_training.weights import noisy_parameters, perturbed
 
 INHERITED = ("name", "steps", "hours_heard", "hours_of_corpus", "corpora", "recipe", "started_from")  # of a provenance
@@ -55,9 +57,10 @@ class EpochBatches(Dataset[Batch]):
     ) -> None:
         self.augmenter, self.tokenizer, self.config, self.epoch, self.first = augmenter, tokenizer, config, epoch, first
         self.rank, self.world = rank, world
-        self.batches = make_batches(
-            augmenter.corpus, config.batch_seconds, config.seed, epoch, world, config.batch_utterances
-        )
+        rng = np.random.default_rng((config.seed, epoch))
+        self.examples = [augmenter.draw(index, rng) for index in range(len(augmenter.corpus.utterances))]
+        seconds = [example.seconds for example in self.examples]
+        self.batches = make_batches(seconds, config.batch_seconds, rng, world, config.batch_utterances)
 
     def __len__(self) -> int:
         """Batches left in the epoch for this process; the same number for each."""
@@ -67,7 +70,7 @@ class EpochBatches(Dataset[Batch]):
         """Make this process's batch number `index`."""
         at = self.first + index * self.world + self.rank
         rng = np.random.default_rng((self.config.seed, self.epoch, at))
-        pairs = [self.augmenter.utterance(i, rng) for i in self.batches[at]]
+        pairs = [self.augmenter.make(self.examples[i], rng) for i in self.batches[at]]
         return collate([audio for audio, _ in pairs], [text for _, text in pairs], self.tokenizer, LENGTH_MULTIPLE)
 
 
@@ -99,21 +102,7 @@ class Trainer:
         if not config.train_encoder:
             model.encoder.requires_grad_(False)
             model.ctc.requires_grad_(False)
-        scalars = model.decoder.attention.energies.scalars
-        decayed = [p for p in model.parameters() if p.dim() > 1]
-        other = [p for p in model.parameters() if p.dim() <= 1 and all(p is not s for s in scalars)]
-        groups: list[dict[str, Any]] = [
-            {"params": decayed, "weight_decay": config.weight_decay, "factor": 1.0},
-            {"params": other, "weight_decay": 0.0, "factor": 1.0},
-            {"params": scalars, "weight_decay": 0.0, "factor": config.scalar_rate},
-        ]
-        self.optimizer = torch.optim.Adam(
-            groups,
-            lr=config.learning_rate,
-            betas=config.betas,
-            eps=config.epsilon,
-            decoupled_weight_decay=config.decoupled_decay,
-        )
+        self.optimizers = make_optimizers(model, config)
         self.noisy = noisy_parameters(model, config.weight_noise.where) if config.weight_noise else []
         self.started_from = {k: v for k, v in (started_from or {}).items() if k in INHERITED}
         self.fewest_errors = math.inf
@@ -160,13 +149,13 @@ class Trainer:
     def train_step(self, batch: Batch) -> dict[str, float]:
         """One update; returns the losses."""
         torch.manual_seed(self.config.seed * 1_000_003 + self.step * self.world + self.rank)
-        for group in self.optimizer.param_groups:
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
             group["lr"] = self.learning_rate() * group["factor"]
         self.model.train()
         if not self.config.train_encoder:
             self.model.encoder.eval()  # no dropout, and the statistics of batch norm stay too
         batch = batch.to(self.device)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
         with perturbed(self.noisy, self.weight_noise_std()):
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bf16):
                 parts = self.losses(batch)
@@ -175,7 +164,8 @@ class Trainer:
         elapsed, heard = self._average([self.seconds, batch.seconds])
         norm = self._clip()
         if torch.isfinite(norm):  # one bad batch must not end a run
-            self.optimizer.step()
+            for optimizer in self.optimizers:
+                optimizer.step()
         self.step += 1
         self.batch_in_epoch += self.world
         self.elapsed_s += elapsed
@@ -216,8 +206,10 @@ class Trainer:
         c, model = self.config, self.model
         with torch.no_grad():
             frames, num_frames = model.features(batch.samples, batch.num_samples)
+            generator = torch.Generator().manual_seed(c.seed * 7_919 + self.step * self.world + self.rank)
+            if c.augment.vocal_tract_range:
+                frames = warp_vocal_tract(frames, model.config.features, c.augment.vocal_tract_range, generator)
             if self.progress >= c.spec_augment_from:
-                generator = torch.Generator().manual_seed(c.seed * 7_919 + self.step * self.world + self.rank)
                 frames = spec_augment(frames, c.augment, generator)
         memory, num_memory = model.encode(frames, num_frames)
         log_probs = model.ctc_log_probs(memory.detach() if self._ctc_listens else memory)
@@ -322,7 +314,7 @@ class Trainer:
         """Write ``last.pt`` (everything, for `resume`) and a numbered checkpoint of the weights."""
         state = {
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "fewest_errors": self.fewest_errors,
             "position": [self.step, self.epoch, self.batch_in_epoch, self.elapsed_s, self.heard_s],
             "seconds": self.seconds,
@@ -344,7 +336,8 @@ class Trainer:
             return False
         state = torch.load(path, map_location=self.device, weights_only=True)
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(kept)
         self.step, self.epoch, self.batch_in_epoch = (int(n) for n in state["position"][:3])
         self.elapsed_s, self.heard_s = state["position"][3:]
         self.fewest_errors = state.get("fewest_errors", math.inf)

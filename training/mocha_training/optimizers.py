@@ -1,0 +1,51 @@
+"""Which parameters are learned how: Adam for all, or Muon for the matrices and Adam for the rest."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from mocha_model.model import SpeechModel
+from mocha_training.config import TrainConfig
+
+
+def make_optimizers(model: SpeechModel, config: TrainConfig) -> list[torch.optim.Optimizer]:
+    """Optimizers over disjoint parameters; each group has a ``factor`` of the learning rate, 1 for all but scalars.
+
+    Muon (Jordan et al. 2024) gives a matrix the orthogonal one nearest to its momentum; scaled so that its entries
+    move as far as Adam's would (Liu et al. 2025), it takes Adam's learning rate and weight decay.
+    """
+    scalars = _ids(model.decoder.attention.energies.scalars)
+    matrices = _ids(_matrices(model)) if config.muon else set[int]()
+    named = [p for p in model.parameters() if id(p) not in matrices]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in named if p.dim() > 1], "weight_decay": config.weight_decay, "factor": 1.0},
+        {
+            "params": [p for p in named if p.dim() <= 1 and id(p) not in scalars],
+            "weight_decay": 0.0,
+            "factor": 1.0,
+        },
+        {"params": [p for p in named if id(p) in scalars], "weight_decay": 0.0, "factor": config.scalar_rate},
+    ]
+    adam = torch.optim.Adam(
+        groups,
+        lr=config.learning_rate,
+        betas=config.betas,
+        eps=config.epsilon,
+        decoupled_weight_decay=config.decoupled_decay,
+    )
+    if not config.muon:
+        return [adam]
+    of_matrices = [{"params": _matrices(model), "factor": 1.0}]
+    rates = (config.learning_rate, config.weight_decay)
+    return [adam, torch.optim.Muon(of_matrices, *rates, adjust_lr_fn="match_rms_adamw")]
+
+
+def _matrices(model: SpeechModel) -> list[nn.Parameter]:
+    """Maps from one space to another. The rows of the embedding and of the output layers belong to single symbols."""
+    tables = _ids([model.decoder.embedding.weight, model.decoder.output.weight, model.ctc.weight])
+    return [p for p in model.parameters() if p.dim() == 2 and id(p) not in tables]
+
+
+def _ids(parameters: Any) -> set[int]:
+    return {id(p) for p in parameters}
