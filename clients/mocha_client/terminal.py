@@ -69,6 +69,7 @@ class JsonView(PlainView):
     def __enter__(self) -> "JsonView":
         """Start the clock."""
         self._began = time.monotonic()
+        self._texts: list[str] = []
         self._result: dict[str, Any] = {"text": "", "words": [], "characters": []}
         return self
 
@@ -77,15 +78,15 @@ class JsonView(PlainView):
     ) -> None:
         """Print the object, unless the stream failed."""
         if error is None:
-            print(json.dumps(self._result | {"text": self._result["text"].strip()}, ensure_ascii=False), flush=True)
+            print(json.dumps(self._result | {"text": " ".join(self._texts)}, ensure_ascii=False), flush=True)
 
     def said(self, event: Event) -> None:
         """Collect."""
         if isinstance(event, Text):
             received = round(time.monotonic() - self._began, 4)
-            self._result["text"] += event.delta
             self._result["characters"] += [c.model_dump() | {"received": received} for c in event.characters]
         elif isinstance(event, Segment):
+            self._texts.append(event.text)
             self._result["words"] += [w.model_dump() for w in event.words]
 
 
@@ -125,7 +126,7 @@ class MicrophoneView(PlainView):
         if isinstance(event, Text):
             self._open += event.delta.lstrip() if not self._open else event.delta
         elif isinstance(event, Segment):
-            self._live.console.print(self._open.strip(), markup=False, highlight=False)
+            self._live.console.print(event.text, markup=False, highlight=False)
             self._open = ""
         self._show()
 

@@ -169,24 +169,47 @@ class BeamSearch:
         self, keys: Tensor, values: Tensor, labels: Tensor, state: BeamState, symbols: list[Symbol], real: Tensor
     ) -> BeamState:
         """One frame for all rows; `keys` and `values` [B, w, ...] end with it. Only `real` rows may tell symbols."""
-        frame, voiced = state.num_frames, labels.argmax(dim=1) != Tokenizer.blank_id
-        last_voiced = torch.where(voiced, frame, state.last_voiced)
-        state = replace(state, last_voiced=last_voiced, num_frames=frame + 1)
-        best = _best(state.hypotheses.score)
-        last_emission = state.hypotheses.last_emission.gather(1, best[:, None])[:, 0]
-        quiet = frame - torch.maximum(last_voiced, last_emission)
-        spoken = state.open | (state.hypotheses.length.gather(1, best[:, None])[:, 0] > 0)
-        ends = (quiet >= self.config.endpoint_frames) & spoken
-        if (ends & real).any():
-            state = self._close(ends & real, state, frame, symbols)
-        hypotheses = self._advance(_flat(state.hypotheses), keys, values, frame, labels)
-        state = replace(state, hypotheses=_split(hypotheses, self.beam.width))
-        state = self._tell_stable(state, symbols, real)
+        frame = state.num_frames
+        state = self.hear(labels, state)
+        ends = self.is_quiet(state, frame) & real
+        if ends.any():
+            state = self.close(ends, state, frame, symbols)
+        state = self.search_frame(keys, values, labels, frame, state, symbols, real)
         best = _best(state.hypotheses.score)
         finished = state.hypotheses.ended.gather(1, best[:, None])[:, 0] & real
         if finished.any():
-            state = self._close(finished, state, frame + 1, symbols)
+            state = self.close(finished, state, frame + 1, symbols)
         return state
+
+    def hear(self, labels: Tensor, state: BeamState) -> BeamState:
+        """Count one more frame, of which the CTC head says `labels` [B, V]."""
+        voiced = labels.argmax(dim=1) != Tokenizer.blank_id
+        last_voiced = torch.where(voiced, state.num_frames, state.last_voiced)
+        return replace(state, last_voiced=last_voiced, num_frames=state.num_frames + 1)
+
+    def is_quiet(self, state: BeamState, frame: Tensor) -> Tensor:
+        """Rows [B] whose segment ends before `frame` [B]: too long without a character."""
+        best = _best(state.hypotheses.score)
+        last_emission, length = (
+            x.gather(1, best[:, None])[:, 0] for x in (state.hypotheses.last_emission, state.hypotheses.length)
+        )
+        quiet = frame - torch.maximum(state.last_voiced, last_emission)
+        return (quiet >= self.config.endpoint_frames) & (state.open | (length > 0))
+
+    def search_frame(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        labels: Tensor,
+        frame: Tensor,
+        state: BeamState,
+        symbols: list[Symbol],
+        real: Tensor,
+    ) -> BeamState:
+        """Extend the hypotheses at `frame` [B], and tell what has become stable; arguments as of `_frame`."""
+        hypotheses = self._advance(_flat(state.hypotheses), keys, values, frame, labels)
+        state = replace(state, hypotheses=_split(hypotheses, self.beam.width))
+        return self._tell_stable(state, symbols, real)
 
     def _advance(self, active: Hypotheses, keys: Tensor, values: Tensor, frame: Tensor, labels: Tensor) -> Hypotheses:
         """Let every hypothesis decide on this frame until none fires; the best `width` of each row."""
@@ -312,7 +335,7 @@ class BeamSearch:
                 symbols.append(Symbol(row, token, frame, float(h.p[row, k, n]), float(h.q[row, k, n]), told, now))
         return replace(state, open=is_open, last_shown=last)
 
-    def _close(self, rows: Tensor, state: BeamState, frame: Tensor, symbols: list[Symbol]) -> BeamState:
+    def close(self, rows: Tensor, state: BeamState, frame: Tensor, symbols: list[Symbol]) -> BeamState:
         """End the segments of `rows` [B] bool with their best hypothesis; new ones begin at `frame` [B]."""
         best = _best(state.hypotheses.score)
         state = self._tell(state, state.hypotheses.length.gather(1, best[:, None])[:, 0] * rows, symbols)
@@ -336,7 +359,7 @@ class BeamSearch:
         ready = replace(
             state, hypotheses=where_rows(rows & spoken, _split(finished, self.beam.width), state.hypotheses)
         )
-        closed = self._close(rows & spoken, ready, last, symbols)
+        closed = self.close(rows & spoken, ready, last, symbols)
         return symbols, where_rows(rows, self.init_state(len(rows), self._restarted(state)), closed)
 
     def _restarted(self, state: BeamState) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ class Emission:
         end_of_segment: whether this closes the segment.
         chunk: softmax weights over frames ``frame - w + 1 ... frame``.
         certain: frame whose audio made it certain, later than `frame` in beam search; None if that is `frame`.
+        revises: whether it belongs to the settled text of its segment, beside what was emitted live.
 
     """
 
@@ -29,12 +30,22 @@ class Emission:
     end_of_segment: bool
     chunk: tuple[float, ...]
     certain: int | None = None
+    revises: bool = False
 
 
 def text_of(emissions: Iterable[Emission]) -> str:
-    """The transcript: characters in order, one space between segments."""
-    segments = "".join("\n" if e.end_of_segment else e.text for e in emissions).split("\n")
-    return " ".join(segment.strip() for segment in segments if segment.strip())
+    """The transcript: characters in order, one space between segments; settled where a segment was."""
+    segments: list[str] = []
+    live = settled = ""
+    for e in (*emissions, None):
+        if e is None or e.end_of_segment:
+            segments.append((settled.strip() or live).strip())
+            live = settled = ""
+        elif e.revises:
+            settled += e.text
+        else:
+            live += e.text
+    return " ".join(filter(None, segments))
 
 
 @dataclass(frozen=True, slots=True)

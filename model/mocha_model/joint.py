@@ -180,13 +180,13 @@ class JointSearch(BeamSearch):
         good = score >= score.max(dim=1, keepdim=True).values - self.joint.threshold
         return torch.where(good, score, -torch.inf).flatten()
 
-    def _close(self, rows: Tensor, state: BeamState, frame: Tensor, symbols: list[Symbol]) -> BeamState:
+    def close(self, rows: Tensor, state: BeamState, frame: Tensor, symbols: list[Symbol]) -> BeamState:
         """As in `BeamSearch`, of prefixes that may end a sentence here."""
         h = state.hypotheses
         worth = self.fusion.scores(map_state(lambda x: x.flatten(0, 1), h.scorers))
         if isinstance(worth, Tensor):
             h = replace(h, score=h.score + worth[:, Tokenizer.eos_id].view_as(h.score))
-        return super()._close(rows, replace(state, hypotheses=where_rows(rows, h, state.hypotheses)), frame, symbols)
+        return super().close(rows, replace(state, hypotheses=where_rows(rows, h, state.hypotheses)), frame, symbols)
 
     def _finish(self, active: Hypotheses, frames: Tensor) -> Hypotheses:
         return active  # what the CTC branch heard is all there is

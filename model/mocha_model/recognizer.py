@@ -18,7 +18,8 @@ from mocha_model.features import FeatureState
 from mocha_model.joint import JointConfig, JointSearch
 from mocha_model.language import VocabularyError, WordLanguageModel
 from mocha_model.model import SpeechModel
-from mocha_model.scorers import Fusion, PhraseBook
+from mocha_model.revised import RevisedSearch
+from mocha_model.scorers import PHRASE_BONUS, Fusion, PhraseBook
 from mocha_model.search import GreedySearch, OfflineModelError, Symbol
 from mocha_model.streaming import where_rows
 from mocha_model.tokenizer import Tokenizer
@@ -35,7 +36,7 @@ class RecognizerState:
 
     features: FeatureState
     encoder: tuple[Any, ...]
-    search: Any  # SearchState or BeamState
+    search: Any  # SearchState, BeamState or RevisedState
 
 
 def file_search(tokenizer: Tokenizer, width: int, language: Path | None = None) -> tuple[JointConfig, Fusion]:
@@ -66,20 +67,25 @@ class Recognizer:
         phrases: PhraseBook | None = None,
         calibration: Calibration | None = None,
         file_calibration: Calibration | None = None,
+        settled: JointConfig | None = None,
     ) -> None:
         """Greedy search, or the beam or joint search that `beam` describes, with the scorers of `fusion`.
 
-        With `phrases`, each stream may have phrases of its own (see `init_state`); `calibration` is of its confidence,
-        `file_calibration` of what `for_files` gives.
+        Or greedy search whose segments a joint search settles, as `settled` describes: see `settling`. With `phrases`,
+        each stream may have phrases of its own (see `init_state`); `calibration` is of its confidence,
+        `file_calibration` of what a joint search gives.
         """
         self.model, self.tokenizer, self.provenance = model.eval(), tokenizer, provenance or {}
         self.config = model.config
-        self.phrases, self.calibration, self._file_calibration = phrases, calibration, file_calibration
+        self.phrases, self.calibration, self.file_calibration = phrases, calibration, file_calibration
         self._fusion = fusion or Fusion(())
         all_scorers = Fusion((*self._fusion.parts, (1.0, phrases))) if phrases is not None else self._fusion
         parts = (model.decoder, model.config.decoder, tokenizer.space_id)
-        self._search: GreedySearch | BeamSearch
-        if isinstance(beam, JointConfig):
+        self._search: GreedySearch | BeamSearch | RevisedSearch
+        if settled:
+            live = Fusion(((PHRASE_BONUS / FILE_PHRASE_BONUS, phrases),)) if phrases is not None else None
+            self._search = RevisedSearch(GreedySearch(*parts, live), JointSearch(*parts, settled, all_scorers))
+        elif isinstance(beam, JointConfig):
             self._search = JointSearch(*parts, beam, all_scorers)
         elif beam:
             self._search = BeamSearch(*parts, beam, all_scorers)
@@ -105,9 +111,21 @@ class Recognizer:
     def for_files(self, width: int, language: Path | None = None) -> "Recognizer":
         """The same model behind a `file_search`: slower, and reads far better. Raises LanguageModelError."""
         config, fusion = file_search(self.tokenizer, width, language)
-        phrases = PhraseBook(self.tokenizer, FILE_PHRASE_BONUS) if self.phrases is not None else None
-        parts = (self.model, self.tokenizer, self.provenance, config, fusion, phrases)
-        return Recognizer(*parts, self._file_calibration or self.calibration)
+        parts = (self.model, self.tokenizer, self.provenance, config, fusion, self._file_phrases())
+        return Recognizer(*parts, self.file_calibration or self.calibration)
+
+    def settling(self, width: int, language: Path | None = None) -> "Recognizer":
+        """The same model, greedy, whose segments are settled by a `file_search` when they end.
+
+        What is emitted is the same; before the end of a segment come emissions that revise it. As slow as `for_files`.
+        Raises LanguageModelError.
+        """
+        config, fusion = file_search(self.tokenizer, width, language)
+        parts = (self.model, self.tokenizer, self.provenance, None, fusion, self._file_phrases())
+        return Recognizer(*parts, self.calibration, self.file_calibration, settled=config)
+
+    def _file_phrases(self) -> PhraseBook | None:
+        return PhraseBook(self.tokenizer, FILE_PHRASE_BONUS) if self.phrases is not None else None
 
     @property
     def name(self) -> str:
@@ -198,5 +216,6 @@ class Recognizer:
         rows: list[list[Emission]] = [[] for _ in range(batch_size)]
         for s in symbols:
             ends = s.token == self.tokenizer.eos_id
-            rows[s.row].append(Emission(self.tokenizer.symbol(s.token), s.frame, s.p, s.q, ends, s.weights, s.certain))
+            text = self.tokenizer.symbol(s.token)
+            rows[s.row].append(Emission(text, s.frame, s.p, s.q, ends, s.weights, s.certain, s.revises))
         return rows

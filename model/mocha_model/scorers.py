@@ -68,6 +68,9 @@ class PhraseState:
 Trie = tuple[Tensor, Tensor]  # `next_node` and `worth` of its nodes, see `PhraseBook`
 
 
+PHRASE_BONUS = 0.5  # per character of a phrase, in live text
+
+
 class PhraseBook:
     """Favours phrases, character by character; each row may have its own.
 
@@ -76,7 +79,7 @@ class PhraseBook:
     table of `worth` [N, V] and `next_node` [N, V]; node 0 belongs to rows without phrases and is worth nothing.
     """
 
-    def __init__(self, tokenizer: Tokenizer, bonus: float = 0.5) -> None:
+    def __init__(self, tokenizer: Tokenizer, bonus: float = PHRASE_BONUS) -> None:
         """`bonus` is per character of a phrase."""
         self._tokenizer, self._bonus = tokenizer, bonus
         self._vacant: list[tuple[int, int]] = []  # (first node, how many) of tries that were removed

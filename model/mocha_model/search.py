@@ -58,6 +58,7 @@ class Symbol:
     """One event of a row: a symbol chosen at `frame`, or the segment's end.
 
     `p` is the selection probability of the frame, `q` the probability of the symbol there, `weights` are the chunk's.
+    `revises` is for symbols of `revised`, which replace what was emitted of their segment.
     """
 
     row: int
@@ -67,6 +68,7 @@ class Symbol:
     q: float
     weights: tuple[float, ...]
     certain: int  # frame whose audio made it certain; `frame` itself in greedy search
+    revises: bool = False
 
 
 class OfflineModelError(ValueError):

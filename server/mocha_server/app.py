@@ -51,7 +51,10 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
     settings = settings or Settings()
     torch.set_num_threads(1)  # a process with a pool of threads could not be forked into workers
     recognizer = recognizer or Recognizer.load(settings.model)
-    searching = recognizer.for_files(settings.file_beam, settings.language_model) if settings.file_beam else None
+    language = settings.language_model
+    searching = recognizer.for_files(settings.file_beam, language) if settings.file_beam else None
+    if settings.final_beam:
+        recognizer = recognizer.settling(settings.final_beam, language)
     metrics = Metrics(settings.workers)
 
     @asynccontextmanager

@@ -37,7 +37,8 @@ LAG_MEMORY = 0.9  # how much of the measured lag each step keeps
 def model_info(recognizer: Recognizer) -> ModelInfo:
     """What the outside needs to know of `recognizer`."""
     r = recognizer
-    return ModelInfo(r.name, r.sample_rate, r.frame_samples, r.latency_samples, r.chunk_width, r.calibration)
+    sizes = (r.sample_rate, r.frame_samples, r.latency_samples, r.chunk_width)
+    return ModelInfo(r.name, *sizes, r.calibration, r.file_calibration)
 
 
 @dataclass(frozen=True)

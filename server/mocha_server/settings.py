@@ -23,7 +23,13 @@ class Settings(BaseSettings):
     file_beam: int = Field(
         FILE_BEAM, ge=0, le=64, description="hypotheses for uploads; 0 reads them greedily, as streams"
     )
-    language_model: Path | None = Field(None, description="for them; the bundled one if it has the vocabulary")
+    final_beam: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="hypotheses that settle the text of a live segment when it ends; 0 leaves it as it is",
+    )
+    language_model: Path | None = Field(None, description="for both; the bundled one if it has the vocabulary")
     block_ms: int = Field(80, ge=20, le=1000, description="audio that a live stream gathers before a step")
     max_buffer_s: float = Field(4.0, gt=0, description="audio waiting per stream; then the sender is paced")
     idle_s: float = Field(60.0, gt=0, description="a stream that sends nothing for so long is closed")

@@ -21,6 +21,7 @@ class ModelInfo:
     latency_samples: int
     chunk_width: int
     calibration: Calibration | None = None
+    settled_calibration: Calibration | None = None  # where a segment's text is settled when it ends
 
     @property
     def frame_s(self) -> float:
@@ -32,14 +33,32 @@ class ModelInfo:
         return (frame * self.frame_samples + self.latency_samples) / self.sample_rate
 
 
+class _Reading:
+    """One text of the open segment: its characters so far, and its words."""
+
+    def __init__(self, frame_s: float, calibration: Calibration | None, offset_s: float) -> None:
+        self._assembler, self._offset_s = WordAssembler(frame_s, calibration), offset_s
+        self.text, self.words = "", list[Word]()
+
+    def push(self, emission: Emission) -> None:
+        self.words += [_wire_word(w, self._offset_s) for w in self._assembler.push(emission)]
+        self.text += emission.text
+
+    def clear(self) -> None:
+        self.text, self.words = "", []
+
+
 class Transcript:
-    """Push emissions in, get `Text` and `Segment` messages out. Holds one open segment."""
+    """Push emissions in, get `Text` and `Segment` messages out. Holds one open segment.
+
+    A segment has the text that was emitted, or the one that revises it if there is one.
+    """
 
     def __init__(self, info: ModelInfo, offset_samples: int = 0) -> None:
         """Times are those of the recogniser plus `offset_samples` at the model's rate."""
-        self._offset_s = offset_samples / info.sample_rate
-        self._info, self._assembler = info, WordAssembler(info.frame_s, info.calibration)
-        self._text, self._words = "", list[Word]()
+        self._info, self._offset_s = info, offset_samples / info.sample_rate
+        self._live = _Reading(info.frame_s, info.calibration, self._offset_s)
+        self._settled = _Reading(info.frame_s, info.settled_calibration, self._offset_s)
         self._needs_space = False
         self.num_segments = 0
 
@@ -48,16 +67,21 @@ class Transcript:
         messages: list[Text | Segment] = []
         pending: list[Emission] = []
         for emission in emissions:
-            self._words += [_wire_word(w, self._offset_s) for w in self._assembler.push(emission)]
+            if emission.revises:
+                self._settled.push(emission)
+                continue
+            self._live.push(emission)
             if not emission.end_of_segment:
                 pending.append(emission)
-                self._text += emission.text
                 continue
+            self._settled.push(emission)
             messages += self._delta(pending)
             pending = []
-            if self._text.strip():
-                messages.append(self._close())
-            self._text, self._words = "", []
+            reading = self._settled if self._settled.text.strip() else self._live
+            if reading.text.strip():
+                messages.append(self._close(reading))
+            self._live.clear()
+            self._settled.clear()
         return messages + self._delta(pending)
 
     def _delta(self, emissions: list[Emission]) -> list[Text | Segment]:
@@ -75,15 +99,15 @@ class Transcript:
     def _time_s(self, emission: Emission) -> float:
         return self._offset_s + self._info.time_s(emission.frame)
 
-    def _close(self) -> Segment:
-        self._needs_space = not self._text.endswith(" ")
-        words = self._words
+    def _close(self, reading: _Reading) -> Segment:
+        if self._live.text:
+            self._needs_space = not self._live.text.endswith(" ")
         segment = Segment(
             segment=self.num_segments,
-            text=self._text.strip(),
-            start=words[0].start,
-            end=words[-1].end,
-            words=words,
+            text=reading.text.strip(),
+            start=reading.words[0].start,
+            end=reading.words[-1].end,
+            words=reading.words,
         )
         self.num_segments += 1
         return segment

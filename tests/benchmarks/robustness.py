@@ -1,14 +1,15 @@
-"""Word errors where speech is not as in training: noise, telephone, length.
+"""Word errors where speech is not as in a good recording: noise, lines, codecs, rooms, overload, tempo, length.
 
 The dev split is read greedily, online: with recorded noises at falling signal-to-noise ratios; through a telephone
-(8 kHz, mu-law); and as recordings of growing length, made of utterances of one corpus one after another. Needs recorded
-speech. Run it as `python tests/benchmarks/robustness.py --data ../shared/speech` (writes docs/training/robustness.json
-and .png).
+(8 kHz, mu-law) and codecs at their lowest rates; in rooms; overloaded; slower, faster, lower, higher; and as recordings
+of growing length, made of utterances of one corpus one after another. Needs recorded speech. Run it as
+`python tests/benchmarks/robustness.py --data ../shared/speech` (writes docs/training/robustness.json and .png).
 """
 
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,16 @@ from rich.table import Table
 from mocha_model.checkpoint import load_checkpoint
 from mocha_model.config import SAMPLE_RATE
 from mocha_training.data import Corpus, Utterance, load_corpus
-from mocha_training.distortion import add_noise
+from mocha_training.distortion import (
+    NUM_ROOMS,
+    add_noise,
+    change_speed,
+    change_tempo,
+    overload,
+    reverberate,
+    room_response,
+    through_codec,
+)
 from mocha_training.evaluate import evaluate_corpus
 
 matplotlib.use("Agg")
@@ -34,17 +44,34 @@ SNRS_DB = (20, 10, 5, 0)
 LENGTHS_S = (0, 10, 30, 60, 120, 300)  # at least; 0 for the utterances themselves
 PAUSE_S = 0.4
 TELEPHONE_HZ = 8_000
+DISTORTIONS: dict[str, Callable[[Audio], Audio]] = {
+    "Opus, 6 kbit/s": lambda audio: through_codec(audio, "opus", 6_000),
+    "AMR, 4.75 kbit/s": lambda audio: through_codec(audio, "amr", 4_750),
+    "overloaded, 5 %": lambda audio: overload(audio, 0.05),
+    "tempo 0.8": lambda audio: change_tempo(audio, 0.8),
+    "tempo 1.25": lambda audio: change_tempo(audio, 1.25),
+    "pitch 0.85": lambda audio: change_tempo(change_speed(audio, 0.85), 1 / 0.85),
+    "pitch 1.15": lambda audio: change_tempo(change_speed(audio, 1.15), 1 / 1.15),
+}
 
 
 def changed(corpus: Corpus, change: Callable[[Audio], Audio]) -> Corpus:
-    """The corpus with every recording passed through `change`, at the same length."""
-    files = [np.zeros(u.num_samples, np.int16) for u in corpus.utterances]
-    for index, file in enumerate(files):
-        file[:] = (np.clip(change(corpus.audio(index)), -1, 1) * 32767).astype(np.int16)[: len(file)]
-    rows = tuple(
-        Utterance(u.key, u.text, u.speaker, u.corpus, 0, u.num_samples, n) for n, u in enumerate(corpus.utterances)
+    """The corpus with every recording passed through `change`."""
+    files = tuple(
+        (np.clip(change(corpus.audio(index)), -1, 1) * 32767).astype(np.int16)
+        for index in range(len(corpus.utterances))
     )
-    return Corpus(rows, tuple(files))
+    rows = tuple(
+        replace(u, offset=0, num_samples=len(file), file=n)
+        for n, (u, file) in enumerate(zip(corpus.utterances, files, strict=True))
+    )
+    return Corpus(rows, files)
+
+
+def in_rooms(corpus: Corpus) -> Corpus:
+    """Every recording in a room, none of them one of training's."""
+    numbers = iter(range(NUM_ROOMS, NUM_ROOMS + len(corpus.utterances)))
+    return changed(corpus, lambda audio: reverberate(audio, room_response(next(numbers))))
 
 
 def noisy(corpus: Corpus, noises: Corpus, snr_db: float) -> Corpus:
@@ -63,7 +90,7 @@ def telephone(audio: Audio) -> Audio:
     narrow = audio_functional.resample(torch.from_numpy(audio), SAMPLE_RATE, TELEPHONE_HZ)
     coded = audio_functional.mu_law_decoding(audio_functional.mu_law_encoding(narrow, 256), 256)
     wide: Audio = audio_functional.resample(coded, TELEPHONE_HZ, SAMPLE_RATE).numpy()
-    return np.pad(wide, (0, max(0, len(audio) - len(wide))))
+    return wide
 
 
 def joined(corpus: Corpus, seconds: float) -> Corpus:
@@ -87,12 +114,12 @@ def joined(corpus: Corpus, seconds: float) -> Corpus:
 
 
 def draw(found: dict[str, Any], target: Path) -> None:
-    """Word errors against noise and against length."""
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    """Word errors by what was done to the recordings, and against length."""
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    names = [*(f"{snr} dB" for snr in sorted(SNRS_DB)), "clean", "telephone"]
-    left.bar(names, [100 * found[n]["wer"] for n in names])
-    left.set(ylabel="WER %", title="recorded noise, telephone", ylim=(0, 105))
+    names = [name for name in found if not name.startswith("length")][::-1]
+    left.barh(names, [100 * found[n]["wer"] for n in names])
+    left.set(xlabel="WER %", title="what has happened to the recording", xlim=(0, 105))
     points = [(f["mean_s"], 100 * f["wer"]) for name, f in found.items() if name.startswith("length")]
     right.plot(*zip(*points, strict=True), marker="o")
     right.set(xlabel="seconds of a recording", ylabel="WER %", title="length", xscale="log", ylim=(0, 105))
@@ -104,13 +131,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", type=Path, help="checkpoint; the bundled one if not given")
+    parser.add_argument("--every", type=int, default=1, help="only each so manieth utterance")
     parser.add_argument("--out", type=Path, default=Path("docs/training"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     checkpoint, dev = load_checkpoint(options.model), load_corpus(options.data / "dev.jsonl")
-    noises = load_corpus(options.data / "noise.jsonl")
-    kinds: dict[str, Callable[[], Corpus]] = {"clean": lambda: dev, "telephone": lambda: changed(dev, telephone)}
+    dev, noises = (
+        dev.subset(list(range(0, len(dev.utterances), options.every))),
+        load_corpus(options.data / "noise.jsonl"),
+    )
+    kinds: dict[str, Callable[[], Corpus]] = {"clean": lambda: dev}
     kinds |= {f"{snr} dB": lambda snr=snr: noisy(dev, noises, snr) for snr in SNRS_DB}
+    kinds |= {"rooms": lambda: in_rooms(dev), "telephone": lambda: changed(dev, telephone)}
+    kinds |= {name: lambda change=change: changed(dev, change) for name, change in DISTORTIONS.items()}
     kinds |= {f"length {s}": lambda s=s: joined(dev, s) for s in LENGTHS_S}
     console, found = Console(stderr=True), dict[str, Any]()
     table = Table("", "recordings", "mean s", "WER %", "CER %", "CTC WER %")

@@ -23,7 +23,7 @@ from mocha_model.config import SAMPLE_RATE
 Audio = NDArray[np.float32]
 Codec = Literal["opus", "amr"]
 
-NUM_ROOMS = 500
+NUM_ROOMS = 500  # of training; there is a room for every other number too
 LONGEST_RESPONSE_S = 0.8
 
 
@@ -56,7 +56,7 @@ def change_tempo(audio: Audio, factor: float) -> Audio:
             return np.concatenate(pieces) if pieces else audio[:0]
 
 
-@lru_cache(maxsize=NUM_ROOMS)
+@lru_cache(maxsize=2 * NUM_ROOMS)
 def room_response(number: int) -> Audio:
     """Impulse response from a voice to a microphone in the room of this `number`, from the direct sound on.
 

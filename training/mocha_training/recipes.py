@@ -113,9 +113,15 @@ def longer() -> TrainConfig:
 
 
 def onward() -> TrainConfig:
-    """More of `longer` from its model, with --init: Muon, longer batches, vocal tracts, longer joined speech."""
+    """More of `longer`, with --init: Muon, longer batches, vocal tracts, codecs, longer joined speech."""
     augment = longer().augment.model_copy(
-        update={"vocal_tract_range": 0.1, "join_probability": 0.1, "join_max_s": 20.0}
+        update={
+            "vocal_tract_range": 0.1,
+            "join_probability": 0.1,
+            "join_max_s": 20.0,
+            "codec_probability": 0.05,
+            "overload_probability": 0.03,
+        }
     )
     return longer().model_copy(
         update={"muon": True, "batch_seconds": 240, "learning_rate": 2e-3, "augment": augment, "seed": 5}
