@@ -33,19 +33,25 @@ class Emission:
     revises: bool = False
 
 
-def text_of(emissions: Iterable[Emission]) -> str:
-    """The transcript: characters in order, one space between segments; settled where a segment was."""
-    segments: list[str] = []
-    live = settled = ""
-    for e in (*emissions, None):
-        if e is None or e.end_of_segment:
-            segments.append((settled.strip() or live).strip())
-            live = settled = ""
-        elif e.revises:
-            settled += e.text
+def final(emissions: Iterable[Emission]) -> list[Emission]:
+    """What stands in the end: of each segment what revises it, if there is that, else what was emitted live."""
+    found: list[Emission] = []
+    live: list[Emission] = []
+    revised: list[Emission] = []
+    for emission in (*emissions, None):
+        if emission is None or emission.end_of_segment:
+            found += revised if any(e.text.strip() for e in revised) else live
+            found += [emission] if emission else []
+            live, revised = [], []
         else:
-            live += e.text
-    return " ".join(filter(None, segments))
+            (revised if emission.revises else live).append(emission)
+    return found
+
+
+def text_of(emissions: Iterable[Emission]) -> str:
+    """The transcript: what is final, one space between segments."""
+    segments = "".join("\n" if e.end_of_segment else e.text for e in final(emissions)).split("\n")
+    return " ".join(segment.strip() for segment in segments if segment.strip())
 
 
 @dataclass(frozen=True, slots=True)

@@ -446,6 +446,25 @@ def test_evaluation_reports_everything(lively: Recognizer, corpus: Corpus):
     assert len(results) == 6 and report["wer"] > 0
 
 
+def test_settled_text_is_scored_and_live_text_timed(
+    bundled: Recognizer, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MOCHA_CACHE", str(tmp_path))
+    app = typer.Typer()
+    app.command()(cli.evaluate)
+    reports, texts = [], []
+    for number, options in enumerate(([], ["--joint", "2"], ["--joint", "2", "--settle"])):
+        rows = tmp_path / f"{number}.jsonl"
+        command = ["--manifest", str(manifest), "--json", "--hypotheses", str(rows), *options]
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+        reports.append(json.loads(done.stdout))
+        texts.append([json.loads(line)["hypothesis"] for line in rows.read_text().splitlines()])
+    assert texts[2] == texts[1] != texts[0]
+    assert reports[2]["emission_latency_ms"] == reports[0]["emission_latency_ms"] != reports[1]["emission_latency_ms"]
+    assert CliRunner().invoke(app, ["--manifest", str(manifest), "--settle"]).exit_code != 0
+
+
 def test_error_rates_without_references_are_unknown_not_zero():
     summary = summarize([Result("k", "c", "", "heard", "heard", ())])
     assert [summary[name] for name in ("wer", "cer", "ctc_wer", "ctc_cer")] == [None] * 4

@@ -149,6 +149,7 @@ def evaluate(
     ] = None,
     beam: Annotated[int, typer.Option(help="hypotheses of beam search over the online process; 0 for none")] = 0,
     joint: Annotated[int, typer.Option(help="prefixes of joint search, which reads files; 0 for none")] = 0,
+    settle: Annotated[bool, typer.Option(help="read greedily; joint search settles segments when they end")] = False,
     threshold: Annotated[float | None, typer.Option(help="at which either search prunes")] = None,
     length_bonus: Annotated[float | None, typer.Option(help="per symbol, in either")] = None,
     selection_weight: Annotated[float | None, typer.Option(help="of the path's decisions, in beam search")] = None,
@@ -162,6 +163,8 @@ def evaluate(
     torch.set_num_threads(threads)
     if (lm and not (beam or joint)) or (beam and joint):
         raise _fail("--lm needs either --beam or --joint")
+    if settle and not joint:
+        raise _fail("--settle needs --joint")
     try:
         checkpoint = load_checkpoint(model)
         corpus = load_corpus(manifest, units=checkpoint.tokenizer.units)
@@ -173,7 +176,7 @@ def evaluate(
             given: dict[str, Any] = {"threshold": threshold, "length_bonus": length_bonus}
             given |= {"selection_weight": selection_weight} if beam else {"decoder_weight": decoder_weight}
             given = {name: value for name, value in given.items() if value is not None}
-            how = Beam(BeamConfig(beam, **given) if beam else JointConfig(joint, **given), fusion)
+            how = Beam(BeamConfig(beam, **given) if beam else JointConfig(joint, **given), fusion, settle)
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task("evaluating", total=len(corpus.utterances))
             report, results = evaluate_corpus(

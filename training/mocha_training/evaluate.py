@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mocha_model.beam import BeamConfig
 from mocha_model.config import SAMPLE_RATE
-from mocha_model.emissions import Emission, WordAssembler, text_of
+from mocha_model.emissions import Emission, WordAssembler, final, text_of
 from mocha_model.joint import JointConfig
 from mocha_model.model import SpeechModel
 from mocha_model.offline import decode_softly
@@ -30,10 +30,11 @@ Decoding = Literal["online", "soft"]
 
 @dataclass(frozen=True)
 class Beam:
-    """Online decoding by beam or joint search, with scorers."""
+    """Online decoding by beam or joint search, with scorers; or greedily, and a joint search settles each segment."""
 
     config: BeamConfig | JointConfig
     fusion: Fusion
+    settles: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,13 @@ def _decode(model: SpeechModel, tokenizer: Tokenizer, batch: Batch, decoding: De
         found = decode_softly(model.decoder, memory, num_memory)
         seconds = time.perf_counter() - began
         return _Read([plain(tokenizer, ids) for ids in found], [[] for _ in found], seconds)
-    search = (decoding.config, decoding.fusion) if isinstance(decoding, Beam) else (None, None)
-    recognizer = Recognizer(model, tokenizer, None, *search)
+    if isinstance(decoding, Beam):
+        settled = decoding.config if decoding.settles and isinstance(decoding.config, JointConfig) else None
+        recognizer = Recognizer(
+            model, tokenizer, None, None if settled else decoding.config, decoding.fusion, settled=settled
+        )
+    else:
+        recognizer = Recognizer(model, tokenizer)
     first, state = recognizer.step(batch.samples, batch.num_samples, recognizer.init_state(len(batch.samples)))
     rest, _ = recognizer.flush(state, torch.ones(len(batch.samples), dtype=torch.bool))
     seconds = time.perf_counter() - began
@@ -130,9 +136,10 @@ def transcribe_corpus(
         for row, u in enumerate(chosen):
             ctc_text = collapse(log_probs[row, : int(num_frames[row])].argmax(1), tokenizer)
             symbols = split_text(u.text, tokenizer.units)
-            late = symbol_latencies(read.emissions[row], symbols, ends[row].tolist(), frame_ms)
+            live = [e for e in read.emissions[row] if not e.revises]
+            late = symbol_latencies(live, symbols, ends[row].tolist(), frame_ms)
             assembler = WordAssembler(frame_ms / 1000)
-            words = [word for emission in read.emissions[row] for word in assembler.push(emission)]
+            words = [word for emission in final(read.emissions[row]) for word in assembler.push(emission)]
             sure = tuple(math.log(word.confidence) for word in words)
             results.append(Result(u.key, u.corpus, u.text, read.texts[row], ctc_text, late, sure))
         progress(len(chosen))
