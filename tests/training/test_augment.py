@@ -96,6 +96,13 @@ def test_speed_moves_the_pitch_and_tempo_does_not():
         assert loudest_hertz(faster) == pytest.approx(expected, abs=6)
 
 
+def test_speed_changes_recordings_of_any_length():
+    ends_at_its_last_step = np.ones(35_904, np.float32)  # 35,903 / 1.15 is whole, but for rounding
+    assert len(change_speed(ends_at_its_last_step, 1.15)) == 31_221
+    for length in range(4):
+        assert len(change_speed(np.ones(length, np.float32), 0.9)) <= length + 1
+
+
 def test_noise_has_the_ratio_asked_for():
     tone, rng = tones(440), np.random.default_rng(0)
     noise = add_noise(tone, rng.standard_normal(5000).astype(np.float32), 10.0, rng) - tone

@@ -32,7 +32,7 @@ def change_speed(audio: Audio, factor: float) -> Audio:
     if abs(factor - 1) < 1e-3:
         return audio
     at = np.arange(0, len(audio) - 1, factor)
-    before = at.astype(np.int32)
+    before = np.minimum(at.astype(np.int32), len(audio) - 2)  # rounding can put the last one at the end
     earlier: Audio = audio[before]
     return earlier + (at - before).astype(np.float32) * (audio[before + 1] - earlier)
 
