@@ -34,7 +34,8 @@ def change_speed(audio: Audio, factor: float) -> Audio:
     at = np.arange(0, len(audio) - 1, factor)
     before = np.minimum(at.astype(np.int32), len(audio) - 2)  # rounding can put the last one at the end
     earlier: Audio = audio[before]
-    return earlier + (at - before).astype(np.float32) * (audio[before + 1] - earlier)
+    between: Audio = earlier + (at - before).astype(np.float32) * (audio[before + 1] - earlier)
+    return between
 
 
 def change_tempo(audio: Audio, factor: float) -> Audio:
