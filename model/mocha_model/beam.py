@@ -11,7 +11,7 @@ A.1: 8 and 3). Knows nothing of samples or text.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,12 +20,11 @@ from torch.nn.functional import logsigmoid
 from mocha_model.config import DecoderConfig
 from mocha_model.decoder import Decoder
 from mocha_model.encoder import RecurrentState
+from mocha_model.hypotheses import MAX_UNSTABLE, Hypotheses, Some, best_of, flat_rows, forget_first, split_rows
 from mocha_model.scorers import Fusion
 from mocha_model.search import OfflineModelError, Symbol
 from mocha_model.streaming import gather_rows, map_state, take_ends, where_rows
 from mocha_model.tokenizer import Tokenizer
-
-MAX_UNSTABLE = 48  # symbols on which hypotheses may differ; beyond, those that contradict the best one are dropped
 
 
 @dataclass(frozen=True)
@@ -44,37 +43,6 @@ class BeamConfig:
     threshold: float = 3.0
     selection_weight: float = 0.0
     length_bonus: float = 0.0
-
-
-@dataclass(frozen=True)
-class Hypotheses:
-    """The hypotheses of B streams, W each, flattened: every tensor is [B W, ...]; constant size.
-
-    Attributes:
-        decoder: s_{i-1}. token: y_{i-1}. scorers: states of the fused scorers, with their next scores.
-        score: float32, -inf where there is none. ended: bool, whether the last symbol is end-of-sequence.
-        start, last_emission, repeats: as in `search.SearchState`.
-        length: int64, symbols not yet stable; tokens, frames [., L] int64, p [., L] and weights [., L, w] are theirs.
-
-    """
-
-    decoder: RecurrentState
-    token: Tensor
-    scorers: Any
-    score: Tensor
-    ended: Tensor
-    start: Tensor
-    last_emission: Tensor
-    repeats: Tensor
-    length: Tensor
-    tokens: Tensor
-    frames: Tensor
-    p: Tensor
-    q: Tensor
-    weights: Tensor
-
-
-Some = TypeVar("Some", bound=Hypotheses)
 
 
 @dataclass(frozen=True)
@@ -115,7 +83,7 @@ class BeamSearch:
         scorers = self.fusion.init_state(batch_size, like.device) if scorers is None else scorers
         fresh = self._fresh(count, scorers)
         return BeamState(
-            hypotheses=_split(fresh, width),
+            hypotheses=split_rows(fresh, width),
             keys=like.new_zeros(batch_size, self.window - 1, self.energies.memory_projection.out_features),
             values=like.new_zeros(batch_size, self.window - 1, self.energies.memory_size),
             num_frames=count,
@@ -175,7 +143,7 @@ class BeamSearch:
         if ends.any():
             state = self.close(ends, state, frame, symbols)
         state = self.search_frame(keys, values, labels, frame, state, symbols, real)
-        best = _best(state.hypotheses.score)
+        best = best_of(state.hypotheses.score)
         finished = state.hypotheses.ended.gather(1, best[:, None])[:, 0] & real
         if finished.any():
             state = self.close(finished, state, frame + 1, symbols)
@@ -189,7 +157,7 @@ class BeamSearch:
 
     def is_quiet(self, state: BeamState, frame: Tensor) -> Tensor:
         """Rows [B] whose segment ends before `frame` [B]: too long without a character."""
-        best = _best(state.hypotheses.score)
+        best = best_of(state.hypotheses.score)
         last_emission, length = (
             x.gather(1, best[:, None])[:, 0] for x in (state.hypotheses.last_emission, state.hypotheses.length)
         )
@@ -207,8 +175,8 @@ class BeamSearch:
         real: Tensor,
     ) -> BeamState:
         """Extend the hypotheses at `frame` [B], and tell what has become stable; arguments as of `_frame`."""
-        hypotheses = self._advance(_flat(state.hypotheses), keys, values, frame, labels)
-        state = replace(state, hypotheses=_split(hypotheses, self.beam.width))
+        hypotheses = self._advance(flat_rows(state.hypotheses), keys, values, frame, labels)
+        state = replace(state, hypotheses=split_rows(hypotheses, self.beam.width))
         return self._tell_stable(state, symbols, real)
 
     def _advance(self, active: Hypotheses, keys: Tensor, values: Tensor, frame: Tensor, labels: Tensor) -> Hypotheses:
@@ -238,12 +206,12 @@ class BeamSearch:
     def _prune(self, *groups: Hypotheses) -> Hypotheses:
         """The best `width` of each row's hypotheses, within the threshold."""
         width = self.beam.width
-        parts = [_split(g, width) for g in groups]
+        parts = [split_rows(g, width) for g in groups]
         joined: Hypotheses = map_state(lambda *x: torch.cat(x, 1), *parts) if len(parts) > 1 else parts[0]
         score, index = joined.score.topk(width, dim=1)
         score = torch.where(score >= score[:, :1] - self.beam.threshold, score, -torch.inf)
         rows = torch.arange(len(score), device=score.device)[:, None] * joined.score.shape[1] + index
-        return replace(gather_rows(_flat(joined), rows.flatten()), score=score.flatten())
+        return replace(gather_rows(flat_rows(joined), rows.flatten()), score=score.flatten())
 
     def _extend(self, parents: Hypotheses, e: Tensor, keys: Tensor, values: Tensor, frames: Tensor) -> Hypotheses:
         """The best `width` one-symbol extensions of each row's firing hypotheses (algorithm 1, lines 14-22)."""
@@ -301,7 +269,7 @@ class BeamSearch:
     def _tell_stable(self, state: BeamState, symbols: list[Symbol], real: Tensor) -> BeamState:
         """Emit what all hypotheses of a row share, and forget it; make room where the suffix is full."""
         h = state.hypotheses
-        best = _best(h.score)
+        best = best_of(h.score)
         lead = h.tokens.gather(1, best[:, None, None].expand(-1, 1, MAX_UNSTABLE))  # [B, 1, L]
         alive = h.score > -torch.inf
         full = (h.length >= MAX_UNSTABLE - self.config.max_emissions_per_frame).any(1)
@@ -314,11 +282,11 @@ class BeamSearch:
         if not agreed.any():
             return replace(state, hypotheses=h)
         state = self._tell(replace(state, hypotheses=h), agreed, symbols)
-        return replace(state, hypotheses=_forget(state.hypotheses, agreed))
+        return replace(state, hypotheses=forget_first(state.hypotheses, agreed))
 
     def _tell(self, state: BeamState, count: Tensor, symbols: list[Symbol]) -> BeamState:
         """Emit the first `count` [B] symbols of each row's best hypothesis; no leading or double spaces."""
-        h, best = state.hypotheses, _best(state.hypotheses.score)
+        h, best = state.hypotheses, best_of(state.hypotheses.score)
         is_open, last = state.open.clone(), state.last_shown.clone()
         for row in count.nonzero()[:, 0].tolist():
             k, now = int(best[row]), int(state.num_frames[row]) - 1
@@ -337,12 +305,12 @@ class BeamSearch:
 
     def close(self, rows: Tensor, state: BeamState, frame: Tensor, symbols: list[Symbol]) -> BeamState:
         """End the segments of `rows` [B] bool with their best hypothesis; new ones begin at `frame` [B]."""
-        best = _best(state.hypotheses.score)
+        best = best_of(state.hypotheses.score)
         state = self._tell(state, state.hypotheses.length.gather(1, best[:, None])[:, 0] * rows, symbols)
         for row in (rows & state.open).nonzero()[:, 0].tolist():
             at = int(frame[row])
             symbols.append(Symbol(row, Tokenizer.eos_id, at, 0.0, 1.0, (0.0,) * self.window, at))
-        fresh = _split(self._fresh(frame, self._restarted(state)), self.beam.width)
+        fresh = split_rows(self._fresh(frame, self._restarted(state)), self.beam.width)
         return replace(
             state,
             hypotheses=where_rows(rows, fresh, state.hypotheses),
@@ -355,9 +323,9 @@ class BeamSearch:
         symbols: list[Symbol] = []
         spoken = state.open | (state.hypotheses.length > 0).any(1)
         last = state.num_frames - 1
-        finished = self._finish(_flat(state.hypotheses), last.repeat_interleave(self.beam.width))
+        finished = self._finish(flat_rows(state.hypotheses), last.repeat_interleave(self.beam.width))
         ready = replace(
-            state, hypotheses=where_rows(rows & spoken, _split(finished, self.beam.width), state.hypotheses)
+            state, hypotheses=where_rows(rows & spoken, split_rows(finished, self.beam.width), state.hypotheses)
         )
         closed = self.close(rows & spoken, ready, last, symbols)
         return symbols, where_rows(rows, self.init_state(len(rows), self._restarted(state)), closed)
@@ -380,40 +348,5 @@ class BeamSearch:
             active = replace(children, score=score, scorers=self.fusion.advance(children.scorers, token))
             done = self._prune(done, replace(active, score=active.score.masked_fill(~active.ended, -torch.inf)))
             active = replace(active, score=active.score.masked_fill(active.ended, -torch.inf))
-        none = (_split(done, self.beam.width).score == -torch.inf).all(1).repeat_interleave(self.beam.width)
+        none = (split_rows(done, self.beam.width).score == -torch.inf).all(1).repeat_interleave(self.beam.width)
         return where_rows(none, active, done)  # cut short if no hypothesis ever ends
-
-
-def _best(score: Tensor) -> Tensor:
-    return score.argmax(dim=1)
-
-
-def _flat(h: Hypotheses) -> Hypotheses:
-    """[B, W, ...] to [B W, ...]."""
-    flat: Hypotheses = map_state(lambda x: x.flatten(0, 1), h)
-    return flat
-
-
-def _split(h: Hypotheses, width: int) -> Hypotheses:
-    """[B W, ...] to [B, W, ...]."""
-    split: Hypotheses = map_state(lambda x: x.view(-1, width, *x.shape[1:]), h)
-    return split
-
-
-def _forget(h: Hypotheses, count: Tensor) -> Hypotheses:
-    """Drop the first `count` [B] symbols of every hypothesis' suffix."""
-    index = (torch.arange(MAX_UNSTABLE, device=count.device) + count[:, None]).clamp(max=MAX_UNSTABLE - 1)
-
-    def shift(x: Tensor) -> Tensor:
-        at = index[:, None].expand(-1, x.shape[1], -1)
-        return x.gather(2, at.view(*at.shape, *(1,) * (x.dim() - 3)).expand(-1, -1, -1, *x.shape[3:]))
-
-    return replace(
-        h,
-        length=(h.length - count[:, None]).clamp(min=0),
-        tokens=shift(h.tokens),
-        frames=shift(h.frames),
-        p=shift(h.p),
-        q=shift(h.q),
-        weights=shift(h.weights),
-    )

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mocha_model.beam import MAX_UNSTABLE, BeamConfig, BeamSearch, BeamState, Hypotheses
+from mocha_model.beam import BeamConfig, BeamSearch, BeamState
 from mocha_model.config import DecoderConfig
 from mocha_model.decoder import Decoder
+from mocha_model.hypotheses import MAX_UNSTABLE, Hypotheses
 from mocha_model.scorers import Fusion
 from mocha_model.search import Symbol
 from mocha_model.streaming import gather_rows, map_state, scatter_rows, where_rows

@@ -122,7 +122,7 @@ class Recognizer:
         """
         config, fusion = file_search(self.tokenizer, width, language)
         parts = (self.model, self.tokenizer, self.provenance, None, fusion, self._file_phrases())
-        return Recognizer(*parts, self.calibration, self.file_calibration, settled=config)
+        return Recognizer(*parts, self.calibration, self.file_calibration or self.calibration, settled=config)
 
     def _file_phrases(self) -> PhraseBook | None:
         return PhraseBook(self.tokenizer, FILE_PHRASE_BONUS) if self.phrases is not None else None
