@@ -36,6 +36,9 @@ class BeamConfig:
         threshold: hypotheses this much worse than the best one (natural logarithm) are dropped.
         selection_weight: of the log-probability of the path's decisions to select and to pass; 0 as in the papers.
         length_bonus: added per symbol.
+        patience: frames from a symbol's own to the one at which it is emitted at the latest: hypotheses that differ
+            from the best one in what they wrote until so long ago are dropped. None to wait until all agree, or
+            `hypotheses.MAX_UNSTABLE` symbols are open.
 
     """
 
@@ -43,6 +46,7 @@ class BeamConfig:
     threshold: float = 3.0
     selection_weight: float = 0.0
     length_bonus: float = 0.0
+    patience: int | None = None
 
 
 @dataclass(frozen=True)
@@ -267,17 +271,24 @@ class BeamSearch:
         )
 
     def _tell_stable(self, state: BeamState, symbols: list[Symbol], real: Tensor) -> BeamState:
-        """Emit what all hypotheses of a row share, and forget it; make room where the suffix is full."""
+        """Emit what all hypotheses of a row share, and forget it.
+
+        Those that contradict the best one are dropped first: in what cannot wait, or where the suffix is full.
+        """
         h = state.hypotheses
         best = best_of(h.score)
-        lead = h.tokens.gather(1, best[:, None, None].expand(-1, 1, MAX_UNSTABLE))  # [B, 1, L]
-        alive = h.score > -torch.inf
-        full = (h.length >= MAX_UNSTABLE - self.config.max_emissions_per_frame).any(1)
-        contradicts = (h.tokens[..., :1] != lead[..., :1])[..., 0] & full[:, None]
-        h = replace(h, score=h.score.masked_fill(contradicts, -torch.inf))
-        alive = alive & ~contradicts
         place = torch.arange(MAX_UNSTABLE, device=best.device)
-        shared = (h.tokens == lead) & (place < h.length[..., None])
+        lead = h.tokens.gather(1, best[:, None, None].expand(-1, 1, MAX_UNSTABLE))  # [B, 1, L]
+        written = place < h.length[..., None]
+        shared = (h.tokens == lead) & written
+        same = shared.int().cumprod(2).sum(2)  # [B, W] symbols from the first on that are the best one's
+        full = (h.length >= MAX_UNSTABLE - self.config.max_emissions_per_frame).any(1)
+        alive = (h.score > -torch.inf) & (same >= (full[:, None] & (h.length.gather(1, best[:, None]) > 0)))
+        if self.beam.patience is not None:
+            overdue = (h.frames <= (state.num_frames - 1 - self.beam.patience)[:, None, None]) & written
+            due = overdue.int().cumprod(2).sum(2)
+            alive &= (due == due.gather(1, best[:, None])) & (same >= due)
+        h = replace(h, score=h.score.masked_fill(~alive, -torch.inf))
         agreed = (shared | ~alive[..., None]).all(1).int().cumprod(1).sum(1) * real  # [B]
         if not agreed.any():
             return replace(state, hypotheses=h)

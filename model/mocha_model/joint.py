@@ -34,6 +34,7 @@ class JointConfig:
         threshold: prefixes this much worse than the best one (natural logarithm) are dropped.
         decoder_weight: of the decoder's log-probabilities.
         length_bonus: added per symbol.
+        patience: as of `BeamConfig`.
 
     """
 
@@ -41,6 +42,7 @@ class JointConfig:
     threshold: float = 12.0
     decoder_weight: float = 0.5
     length_bonus: float = 1.3
+    patience: int | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ class JointSearch(BeamSearch):
         fusion: Fusion | None = None,
     ) -> None:
         self.joint = joint or JointConfig()
-        super().__init__(decoder, config, space_id, BeamConfig(self.joint.width, self.joint.threshold), fusion)
+        limits = BeamConfig(self.joint.width, self.joint.threshold, patience=self.joint.patience)
+        super().__init__(decoder, config, space_id, limits, fusion)
 
     def _fresh(self, start: Tensor, scorers: tuple[Any, ...]) -> Prefixes:
         h = super()._fresh(start, scorers)
@@ -143,14 +146,24 @@ class JointSearch(BeamSearch):
     def _grow(
         self, h: Prefixes, written: Tensor, each: Tensor, keys: Tensor, values: Tensor, frame: Tensor
     ) -> Prefixes:
-        """Choose among the prefixes as they are and all that `written` [B W, V] makes of them."""
+        """Choose among the prefixes as they are and all that `written` [B W, V] makes of them.
+
+        The decoder is asked about those prefixes only that could come among the best if it were certain.
+        """
         width, vocab = self.joint.width, written.shape[1]
         frames = frame.repeat_interleave(width)
-        chunks = keys.repeat_interleave(width, 0), values.repeat_interleave(width, 0)
-        context, weights, decoder = self._attend(h, *chunks, frames)
-        own = self.decoder.symbol_scores(decoder.hidden, context)
-        added = h.added[:, None] + self.joint.decoder_weight * own + self.joint.length_bonus
-        added = added + self.fusion.scores(h.scorers)
+        # The decoder's share is never above 0: only those are asked that could come among the best without it.
+        added = h.added[:, None] + self.joint.length_bonus + self.fusion.scores(h.scorers)
+        hoped = (written + added).nan_to_num(-torch.inf, neginf=-torch.inf)
+        asked = (hoped.amax(dim=1) > self._least(h.score)).nonzero()[:, 0]
+        if not len(asked):
+            return replace(h, score=self._strict(h.score.view(-1, width)))
+        answer = torch.zeros_like(h.token).index_copy(0, asked, torch.arange(len(asked), device=asked.device))
+        of = asked // width
+        context, weights, decoder = self._attend(gather_rows(h, asked), keys[of], values[of], frames[asked])
+        own = torch.full_like(written, -torch.inf)
+        own[asked] = self.decoder.symbol_scores(decoder.hidden, context)
+        added = added + self.joint.decoder_weight * own
         grown = (written + added).nan_to_num(-torch.inf, neginf=-torch.inf)
         candidates = torch.cat([h.score.view(-1, width), grown.view(-1, width * vocab)], dim=1)
         score, index = candidates.topk(width, dim=1)
@@ -160,10 +173,11 @@ class JointSearch(BeamSearch):
         token = ((index - width) % vocab).flatten()
         stayed: Prefixes = gather_rows(h, source)
         p, q = (x[source, token].exp() for x in (each, own))
-        longer = self._append(stayed, token, frames, p, q, weights[source])
+        heard = answer[source]
+        longer = self._append(stayed, token, frames, p, q, weights[heard])
         longer = replace(
             longer,
-            decoder=gather_rows(decoder, source),
+            decoder=gather_rows(decoder, heard),
             last_emission=frames,
             blank=torch.full_like(stayed.blank, -torch.inf),
             label=written[source, token],
@@ -175,6 +189,12 @@ class JointSearch(BeamSearch):
         at = grows.nonzero()[:, 0]
         scatter_rows(new.scorers, at, self.fusion.advance(gather_rows(stayed.scorers, at), token[at]))
         return replace(new, score=self._strict(score))
+
+    def _least(self, score: Tensor) -> Tensor:
+        """What a new prefix must score more than to be among the best, [B W]; `score` [B W] is of those there are."""
+        each = score.view(-1, self.joint.width)
+        least = torch.maximum(each.amin(dim=1), each.amax(dim=1) - self.joint.threshold)
+        return least.repeat_interleave(self.joint.width)
 
     def _strict(self, score: Tensor) -> Tensor:
         """`score` [B, W] without what is too much worse than the best of its row, [B W]."""

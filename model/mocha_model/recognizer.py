@@ -3,7 +3,7 @@
 Owns no audio and no sockets; the caller keeps the state. Use one instance from one thread at a time.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from mocha_model.tokenizer import Tokenizer
 BUNDLED_LANGUAGE = BUNDLED.with_name("language.safetensors")
 LANGUAGE_WEIGHT = 0.8
 BONUS_ALONE = 0.5  # per symbol, without a language model
-FILE_PHRASE_BONUS = 1.5  # per character of a phrase: it is up against the language model
+JOINT_PHRASE_BONUS = 1.5  # per character of a phrase: it is up against the language model
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class RecognizerState:
     search: Any  # SearchState, BeamState or RevisedState
 
 
-def file_search(tokenizer: Tokenizer, width: int, language: Path | None = None) -> tuple[JointConfig, Fusion]:
+def joint_search(tokenizer: Tokenizer, width: int, language: Path | None = None) -> tuple[JointConfig, Fusion]:
     """A joint search of `width` prefixes, and the language model that it is fused with.
 
     `language` is a file of `train-lm`; if not given, the bundled one for a `tokenizer` that has its vocabulary, and
@@ -83,7 +83,7 @@ class Recognizer:
         parts = (model.decoder, model.config.decoder, tokenizer.space_id)
         self._search: GreedySearch | BeamSearch | RevisedSearch
         if settled:
-            live = Fusion(((PHRASE_BONUS / FILE_PHRASE_BONUS, phrases),)) if phrases is not None else None
+            live = Fusion(((PHRASE_BONUS / JOINT_PHRASE_BONUS, phrases),)) if phrases is not None else None
             self._search = RevisedSearch(GreedySearch(*parts, live), JointSearch(*parts, settled, all_scorers))
         elif isinstance(beam, JointConfig):
             self._search = JointSearch(*parts, beam, all_scorers)
@@ -108,24 +108,30 @@ class Recognizer:
         except OfflineModelError as error:
             raise CheckpointError(f"{path}: {error}") from error
 
-    def for_files(self, width: int, language: Path | None = None) -> "Recognizer":
-        """The same model behind a `file_search`: slower, and reads far better. Raises LanguageModelError."""
-        config, fusion = file_search(self.tokenizer, width, language)
-        parts = (self.model, self.tokenizer, self.provenance, config, fusion, self._file_phrases())
+    def searching(self, width: int, language: Path | None = None, patience_s: float | None = None) -> "Recognizer":
+        """The same model behind a `joint_search`: slower, and reads far better. Raises LanguageModelError.
+
+        Characters are emitted when all prefixes agree on them, mostly at the end of a sentence; or, with `patience_s`,
+        at most so long after their own frame, rounded down to whole frames.
+        """
+        config, fusion = joint_search(self.tokenizer, width, language)
+        if patience_s is not None:
+            config = replace(config, patience=int(patience_s * self.sample_rate) // self.frame_samples)
+        parts = (self.model, self.tokenizer, self.provenance, config, fusion, self._joint_phrases())
         return Recognizer(*parts, self.file_calibration or self.calibration)
 
     def settling(self, width: int, language: Path | None = None) -> "Recognizer":
-        """The same model, greedy, whose segments are settled by a `file_search` when they end.
+        """The same model, greedy, whose segments are settled by a `joint_search` when they end.
 
-        What is emitted is the same; before the end of a segment come emissions that revise it. As slow as `for_files`.
+        What is emitted is the same; before the end of a segment come emissions that revise it. As slow as `searching`.
         Raises LanguageModelError.
         """
-        config, fusion = file_search(self.tokenizer, width, language)
-        parts = (self.model, self.tokenizer, self.provenance, None, fusion, self._file_phrases())
+        config, fusion = joint_search(self.tokenizer, width, language)
+        parts = (self.model, self.tokenizer, self.provenance, None, fusion, self._joint_phrases())
         return Recognizer(*parts, self.calibration, self.file_calibration or self.calibration, settled=config)
 
-    def _file_phrases(self) -> PhraseBook | None:
-        return PhraseBook(self.tokenizer, FILE_PHRASE_BONUS) if self.phrases is not None else None
+    def _joint_phrases(self) -> PhraseBook | None:
+        return PhraseBook(self.tokenizer, JOINT_PHRASE_BONUS) if self.phrases is not None else None
 
     @property
     def name(self) -> str:

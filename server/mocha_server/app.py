@@ -52,8 +52,10 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
     torch.set_num_threads(1)  # a process with a pool of threads could not be forked into workers
     recognizer = recognizer or Recognizer.load(settings.model)
     language = settings.language_model
-    searching = recognizer.for_files(settings.file_beam, language) if settings.file_beam else None
-    if settings.final_beam:
+    for_files = recognizer.searching(settings.file_beam, language) if settings.file_beam else None
+    if settings.live_beam:
+        recognizer = recognizer.searching(settings.live_beam, language, settings.live_patience_ms / 1000)
+    elif settings.final_beam:
         recognizer = recognizer.settling(settings.final_beam, language)
     metrics = Metrics(settings.workers)
 
@@ -62,9 +64,9 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
         limits = Limits(settings.max_streams, settings.block_ms, settings.max_buffer_s, settings.max_lag_ms / 1000)
         torch.set_num_threads(settings.threads)
         engines = [Engine(recognizer, limits, metrics)]
-        if searching:
+        if for_files:
             few = replace(limits, capacity=min(FILES_AT_ONCE, limits.capacity))
-            engines.append(Engine(searching, few, metrics.beside(), background=True))
+            engines.append(Engine(for_files, few, metrics.beside(), background=True))
         app.state.engine, app.state.file_engine, app.state.settings = engines[0], engines[-1], settings
         for engine in engines:
             engine.start()

@@ -10,6 +10,7 @@ from typing import Annotated
 import orjson
 import torch
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -22,6 +23,7 @@ from mocha_server.app import create_app
 from mocha_server.audio import AudioError, decode_file
 from mocha_server.engine import model_info
 from mocha_server.messages import Segment
+from mocha_server.session import explain
 from mocha_server.settings import FILE_BEAM, Settings
 from mocha_server.subtitles import srt, vtt
 from mocha_server.transcript import Transcript
@@ -51,7 +53,11 @@ def serve(
     """Serve WebSocket streams, file uploads and the microphone page."""
     given = {"host": host, "port": port, "wyoming_port": wyoming_port, "model": model, "max_streams": max_streams}
     given["workers"] = workers
-    settings = Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    try:
+        settings = Settings(**{k: value for k, value in given.items() if value is not None})  # type: ignore[arg-type]
+    except ValidationError as error:
+        console.print(f"[red]error:[/red] {escape(explain(error))} (see the options of serve and MOCHA_... variables)")
+        raise typer.Exit(1) from error
     if settings.wyoming_port:
         _check_free(settings.host, settings.wyoming_port)
     try:
@@ -104,7 +110,7 @@ def transcribe(
     try:
         recognizer = Recognizer.load(model)
         if beam:
-            recognizer = recognizer.for_files(beam)
+            recognizer = recognizer.searching(beam)
     except (CheckpointError, LanguageModelError) as error:
         console.print(f"[red]error:[/red] {escape(str(error))}")
         raise typer.Exit(1) from error

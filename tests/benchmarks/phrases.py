@@ -22,7 +22,7 @@ from rich.table import Table
 from mocha_model.checkpoint import Checkpoint, load_checkpoint
 from mocha_model.emissions import text_of
 from mocha_model.joint import JointConfig
-from mocha_model.recognizer import Recognizer, file_search
+from mocha_model.recognizer import Recognizer, joint_search
 from mocha_model.scorers import PhraseBook
 from mocha_training.data import Corpus, load_corpus
 
@@ -37,7 +37,7 @@ def measure(
 ) -> dict[str, float]:
     """Rates of one way of decoding; `seconds` is time in the recogniser."""
     book = PhraseBook(checkpoint.tokenizer, bonus)
-    search = file_search(checkpoint.tokenizer, width) if width else (None, None)
+    search = joint_search(checkpoint.tokenizer, width) if width else (None, None)
     recognizer = Recognizer(checkpoint.model, checkpoint.tokenizer, None, *search, phrases=book)
     rng, all_rare = np.random.default_rng(0), sorted(rare)
     found = spoken = imagined = 0

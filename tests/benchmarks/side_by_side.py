@@ -106,7 +106,7 @@ def ours(utterances: list[Utterance], streams: int, model: Path | None, search: 
     torch.set_num_threads(1)
     keep_memory()
     recognizer = Recognizer.load(model)
-    engine = Engine(recognizer.for_files(search) if search else recognizer, Limits(capacity=streams))
+    engine = Engine(recognizer.searching(search) if search else recognizer, Limits(capacity=streams))
     engine.start()
     began = time.process_time()
     texts = asyncio.run(together(engine, utterances * repeats, streams, piece))

@@ -28,7 +28,7 @@ def post(server: Any, clip: Clip, **fields: str) -> httpx.Response:
 
 
 def read_alone(recognizer: Recognizer, clip: Clip) -> str:
-    emissions = recognizer.for_files(4).transcribe(torch.from_numpy(clip.samples / 32768).float())
+    emissions = recognizer.searching(4).transcribe(torch.from_numpy(clip.samples / 32768).float())
     return " ".join("".join("\n" if e.end_of_segment else e.text for e in emissions).split())
 
 

@@ -36,7 +36,10 @@ def test_one_hypothesis_is_greedy_search(lively: Recognizer):
     assert frames_of(beam.transcribe(samples)) == frames_of(greedy)
 
 
-@pytest.mark.parametrize("config", [BeamConfig(6, 5.0), JointConfig(6, 5.0)])
+@pytest.mark.parametrize(
+    "config",
+    [BeamConfig(6, 5.0), JointConfig(6, 5.0), BeamConfig(6, 5.0, patience=3), JointConfig(6, 5.0, patience=3)],
+)
 def test_chunks_and_company_change_nothing_and_nothing_is_retracted(
     lively: Recognizer, config: BeamConfig | JointConfig
 ):

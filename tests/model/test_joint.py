@@ -107,6 +107,32 @@ def test_what_is_added_is_the_decoders_own_score_along_the_path(heard: tuple[Rec
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("threshold", [2.0, 1e9])
+def test_asking_the_decoder_about_every_prefix_finds_nothing_more(
+    heard: tuple[Recognizer, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch, threshold: float
+):
+    recognizer, memory, labels = heard
+    labels = labels + 2.0 * torch.nn.functional.one_hot(torch.tensor(Tokenizer.blank_id), labels.shape[2])
+    asked: list[int] = []
+    hook = recognizer.model.decoder.cell.register_forward_hook(lambda _, given, __: asked.append(len(given[0])))
+
+    def searched() -> tuple[Tensor, ...]:
+        search = JointSearch(recognizer.model.decoder, LIMITS, -1, JointConfig(width=5, threshold=threshold))
+        h = search.step(memory, labels, torch.tensor([FRAMES]), search.init_state(1))[1].hypotheses
+        return h.score, h.tokens, h.frames, h.length, h.decoder.hidden
+
+    try:
+        few = searched()
+        num_asked = sum(asked)
+        monkeypatch.setattr(JointSearch, "_least", lambda self, score: torch.full_like(score, -torch.inf))
+        for mine, expected in zip(few, searched(), strict=True):
+            torch.testing.assert_close(mine, expected)
+        assert 0 < num_asked < sum(asked) - num_asked
+    finally:
+        hook.remove()
+
+
+@torch.inference_mode()
 def test_silence_writes_nothing_and_asks_no_decoder(heard: tuple[Recognizer, Tensor, Tensor]):
     recognizer, memory, labels = heard
     steps: list[int] = []

@@ -56,7 +56,7 @@ def test_live_emissions_are_those_of_greedy_search(lively: Recognizer, bundled: 
 
 def test_each_segment_is_settled_as_joint_search_reads_it(bundled: Recognizer):
     samples = speech("weather", "suit")
-    alone, both = bundled.for_files(8).transcribe(samples), bundled.settling(8).transcribe(samples)
+    alone, both = bundled.searching(8).transcribe(samples), bundled.settling(8).transcribe(samples)
     assert text_of(both) == text_of(alone) != text_of(live(both))
     ends = [n for n, e in enumerate(both) if e.end_of_segment]
     assert len(ends) >= 2
@@ -135,5 +135,5 @@ def test_no_settling_without_a_revision():
 
 @pytest.mark.parametrize("width", [1, 4])
 def test_memory_of_a_stream_is_what_both_searches_need(bundled: Recognizer, width: int):
-    alone = state_bytes(bundled.for_files(width).init_state(1)) + state_bytes(bundled.init_state(1))
+    alone = state_bytes(bundled.searching(width).init_state(1)) + state_bytes(bundled.init_state(1))
     assert state_bytes(bundled.settling(width).init_state(1)) <= alone

@@ -79,7 +79,7 @@ def test_a_checkpoint_is_calibrated_from_recordings(lively: Recognizer, clip: ND
     calibrate_checkpoint(path, fitted, other)
     after = Recognizer.load(path)
     assert after.calibration == fitted and abs(path.stat().st_size - size) < 300
-    assert after.for_files(2).calibration == other
+    assert after.searching(2).calibration == other
     assert torch.equal(after.model.ctc.weight, before.model.ctc.weight)
     assembler = WordAssembler(0.04, after.calibration)
     spoken = [w for e in after.transcribe(torch.from_numpy(corpus.audio(0))) for w in assembler.push(e)]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from mocha_model.language import LanguageModelError, VocabularyError, WordLanguageModel
 from mocha_model.tokenizer import Tokenizer
-from mocha_training.language import TextError, count_words, perplexity, read_sentences
+from mocha_training.language import TextError, count_words, perplexity, read_sentences, unseen
 
 TEXT = [
     "the cat sat on the mat",
@@ -158,3 +158,13 @@ def test_the_command_writes_what_evaluate_reads(tmp_path: Path):
     assert done.exit_code == 0, done.output
     assert WordLanguageModel.load(out, load_checkpoint(None).tokenizer).counts.words[:3] == ("a", "ate", "cat")
     assert CliRunner().invoke(app, ["--text", str(tmp_path / "none"), "--out", str(out)]).exit_code == 1
+
+
+def test_what_stands_in_a_held_out_transcript_or_contains_one_is_left_out():
+    transcripts = ["The cat sat, on the mat.", "Oh no", "a rat ate it"]
+    kept = ["the cat ate", "oh no not again", "it was a rat", "cat sat", "sat on a mat", "rat ate it all", "a rat ate"]
+    left_out = ["The CAT sat on the mat", "cat sat on", "and the cat sat on the mat again", "so a rat ate it!"]
+    left_out += ["a rat ate it"]
+    kept.remove("a rat ate")  # stands in the third transcript
+    assert unseen([*kept, *left_out, "a rat ate"], transcripts) == kept
+    assert unseen(left_out, []) == left_out

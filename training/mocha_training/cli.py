@@ -21,7 +21,7 @@ from mocha_model.checkpoint import Checkpoint, CheckpointError, calibrate_checkp
 from mocha_model.joint import JointConfig
 from mocha_model.language import LanguageModelError, WordLanguageModel
 from mocha_model.model import SpeechModel
-from mocha_model.recognizer import LANGUAGE_WEIGHT, file_search
+from mocha_model.recognizer import LANGUAGE_WEIGHT, joint_search
 from mocha_model.scorers import Fusion
 from mocha_model.search import OfflineModelError
 from mocha_model.tokenizer import Tokenizer, Units, normalize_text
@@ -35,6 +35,11 @@ from mocha_training.trainer import Trainer
 from mocha_training.weights import draw_weights
 
 console = Console(stderr=True)
+
+HeldOut = Annotated[
+    list[Path] | None,
+    typer.Option(help="manifest to be evaluated on: sentences of its transcripts are left out; may be given again"),
+]
 
 
 def _fail(message: object) -> typer.Exit:
@@ -150,6 +155,9 @@ def evaluate(
     beam: Annotated[int, typer.Option(help="hypotheses of beam search over the online process; 0 for none")] = 0,
     joint: Annotated[int, typer.Option(help="prefixes of joint search, which reads files; 0 for none")] = 0,
     settle: Annotated[bool, typer.Option(help="read greedily; joint search settles segments when they end")] = False,
+    patience: Annotated[
+        int | None, typer.Option(help="frames after which a character is emitted at the latest, in either search")
+    ] = None,
     threshold: Annotated[float | None, typer.Option(help="at which either search prunes")] = None,
     length_bonus: Annotated[float | None, typer.Option(help="per symbol, in either")] = None,
     selection_weight: Annotated[float | None, typer.Option(help="of the path's decisions, in beam search")] = None,
@@ -173,7 +181,7 @@ def evaluate(
         how: Decoding | Beam | None = decoding
         if beam or joint:
             fusion = Fusion(((lm_weight, WordLanguageModel.load(lm, checkpoint.tokenizer)),) if lm else ())
-            given: dict[str, Any] = {"threshold": threshold, "length_bonus": length_bonus}
+            given: dict[str, Any] = {"threshold": threshold, "length_bonus": length_bonus, "patience": patience}
             given |= {"selection_weight": selection_weight} if beam else {"decoder_weight": decoder_weight}
             given = {name: value for name, value in given.items() if value is not None}
             how = Beam(BeamConfig(beam, **given) if beam else JointConfig(joint, **given), fusion, settle)
@@ -219,7 +227,7 @@ def calibrate(
         corpus = load_corpus(manifest, units=checkpoint.tokenizer.units)
         if picture is not None and picture.suffix not in (".png", ".svg"):
             raise _fail(f"{picture}: a picture is .png or .svg")
-        files = Beam(*file_search(checkpoint.tokenizer, JointConfig().width))
+        files = Beam(*joint_search(checkpoint.tokenizer, JointConfig().width))
         ways: dict[str, Decoding | Beam] = {"live": "online", "files": files}
         fitted, found = [], {}
         with Progress(console=console, transient=True) as bar:
@@ -247,12 +255,17 @@ def calibrate(
         )
 
 
+def _transcripts(held_out: list[Path] | None) -> list[str]:
+    return [u.text for manifest in held_out or () for u in load_corpus(manifest).utterances]
+
+
 def synthesize(
     text: Annotated[list[Path], typer.Option(help="plain or gzipped text, a sentence a line; may be given again")],
     hours: Annotated[float, typer.Option(help="of speech, at least")],
     out: Annotated[Path, typer.Option(help="directory for train.jsonl and its shards, which `train --data` takes")],
     max_characters: Annotated[int, typer.Option(help="longer sentences are left out")] = 140,
     seed: Annotated[int, typer.Option(help="the same seed and voices give the same speech")] = 0,
+    held_out: HeldOut = None,
 ) -> None:
     """Read text aloud with every free English voice on this machine, to adapt a recogniser from text alone.
 
@@ -260,7 +273,8 @@ def synthesize(
     """
     try:
         voices = synthesis.find_voices()
-        sentences = [line for line in language.read_lines(text) if line and len(line) <= max_characters]
+        short = (line for line in language.read_lines(text) if line and len(line) <= max_characters)
+        sentences = language.unseen(short, _transcripts(held_out))
         if not sentences:
             raise _fail("no sentence of the text is short enough")
         counts = ", ".join(f"{n} of {p}" for p, n in Counter(v.program for v in voices).items())
@@ -268,7 +282,7 @@ def synthesize(
         with Progress(*Progress.get_default_columns(), console=console, transient=True) as bar:
             task = bar.add_task("speaking", total=3600 * hours)
             count = synthesis.synthesize(sentences, voices, hours, out, seed, lambda s: bar.advance(task, s))
-    except (synthesis.SynthesisError, language.TextError, OSError) as error:
+    except (synthesis.SynthesisError, language.TextError, CorpusError, OSError) as error:
         raise _fail(error) from error
     console.print(f"wrote {count} utterances to {out}")
 
@@ -278,18 +292,19 @@ def train_lm(
     out: Annotated[Path, typer.Option(help="language model to write (.safetensors)")],
     model: Annotated[Path | None, typer.Option(help="recogniser whose vocabulary to use; the bundled one")] = None,
     least: Annotated[int, typer.Option(help="pairs and triples of words that occur less often are left out")] = 2,
+    held_out: HeldOut = None,
 ) -> None:
     """Make a language model of words for the search that reads files."""
     try:
         tokenizer = load_checkpoint(model).tokenizer
-        sentences = language.read_sentences(text, tokenizer)
+        sentences = language.unseen(language.read_sentences(text, tokenizer), _transcripts(held_out))
         held = sentences[:: max(20, len(sentences) // 1000)]
         kept = sorted(set(sentences) - set(held)) or sentences
         counted = WordLanguageModel(language.count_words(kept, tokenizer, least), tokenizer)
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task("measuring", total=len(held))
             letter, word = language.perplexity(counted, held, tokenizer, lambda done: bar.advance(task, done))
-    except (language.TextError, CheckpointError, LanguageModelError) as error:
+    except (language.TextError, CorpusError, CheckpointError, LanguageModelError) as error:
         raise _fail(error) from error
     counted.save(out, tokenizer, {"sentences": len(kept), "least": least, "held_out_perplexity": [letter, word]})
     shown = f"perplexity {letter:.3f} per character, {word:.0f} per word on {len(held)} held-out sentences"

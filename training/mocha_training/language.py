@@ -2,7 +2,7 @@
 
 import gzip
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,33 @@ def read_sentences(paths: list[Path], tokenizer: Tokenizer) -> list[str]:
     if not sentences:
         raise TextError(f"{', '.join(map(str, paths))}: no sentence that the vocabulary can write")
     return sentences
+
+
+def unseen(lines: Iterable[str], transcripts: Iterable[str], least_words: int = 3) -> list[str]:
+    """`lines` without those that contain one of `transcripts`, or stand in one: what is measured is not learned from.
+
+    Both are compared as normalised words. Transcripts and lines of fewer than `least_words` words count for nothing:
+    such phrases are everybody's.
+    """
+    stand: set[tuple[str, ...]] = set()  # all runs of words in the transcripts
+    begin: dict[tuple[str, ...], set[tuple[str, ...]]] = {}  # the transcripts by their first words
+    for transcript in transcripts:
+        words = tuple(normalize_text(transcript).split())
+        for start in range(len(words) - least_words + 1):
+            stand |= {words[start:end] for end in range(start + least_words, len(words) + 1)}
+        if len(words) >= least_words:
+            begin.setdefault(words[:least_words], set()).add(words)
+
+    def seen(line: str) -> bool:
+        words = tuple(normalize_text(line).split())
+        inside = (
+            words[start : start + len(whole)] == whole
+            for start in range(len(words) - least_words + 1)
+            for whole in begin.get(words[start : start + least_words], ())
+        )
+        return words in stand or any(inside)
+
+    return [line for line in lines if not seen(line)]
 
 
 def count_words(sentences: list[str], tokenizer: Tokenizer, least: int) -> WordCounts:

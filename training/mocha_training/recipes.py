@@ -128,6 +128,20 @@ def onward() -> TrainConfig:
     )
 
 
+def broaden() -> TrainConfig:
+    """More of `onward` from the bundled model, with --init: more rooms, codecs, vocal tracts, wider masks."""
+    augment = onward().augment.model_copy(
+        update={
+            "vocal_tract_range": 0.15,
+            "room_probability": 0.2,
+            "codec_probability": 0.1,
+            "freq_mask_bins": 13,
+            "time_mask_frames": 25,
+        }
+    )
+    return onward().model_copy(update={"augment": augment, "seed": 6})
+
+
 def _no_augmentation() -> AugmentConfig:
     return AugmentConfig(
         speed_range=0,
@@ -287,6 +301,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "widen": widen,
     "longer": longer,
     "onward": onward,
+    "broaden": broaden,
     "plain": plain,
     "librispeech": librispeech,
     "tedlium": tedlium,
