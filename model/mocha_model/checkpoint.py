@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from mocha_model.confidence import Calibration
 from mocha_model.config import ModelConfig
@@ -67,7 +67,7 @@ def calibrate_checkpoint(path: Path, calibration: Calibration, file_calibration:
 
 def _write(target: Path, weights: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
     partial = target.with_name(target.name + ".partial")
-    save_file(weights, partial, metadata)
+    partial.write_bytes(save(weights, metadata))  # unlike save_file, with the permissions of other new files
     partial.replace(target)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 from torch import Tensor
 
 from mocha_model.tokenizer import Tokenizer
@@ -203,7 +203,7 @@ class WordLanguageModel:
             "vocabulary": json.dumps(tokenizer.symbols, ensure_ascii=False),
             "provenance": json.dumps(provenance, ensure_ascii=False),
         }
-        save_file(tensors, path, metadata)
+        path.write_bytes(save(tensors, metadata))
 
     @classmethod
     def load(cls, path: Path, tokenizer: Tokenizer) -> "WordLanguageModel":

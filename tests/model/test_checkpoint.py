@@ -9,7 +9,8 @@ from safetensors.torch import save_file
 
 from mocha_model.checkpoint import BUNDLED, CheckpointError, load_checkpoint, save_checkpoint
 from mocha_model.emissions import WordAssembler, text_of
-from mocha_model.recognizer import Recognizer
+from mocha_model.language import WordLanguageModel
+from mocha_model.recognizer import BUNDLED_LANGUAGE, Recognizer
 from mocha_model.tokenizer import Tokenizer, normalize_text
 
 
@@ -21,6 +22,14 @@ def test_round_trip(tmp_path: Path, lively: Recognizer):
     assert loaded.tokenizer.symbols == lively.tokenizer.symbols
     for name, tensor in lively.model.state_dict().items():
         assert torch.equal(tensor, loaded.model.state_dict()[name])
+
+
+def test_who_may_read_other_new_files_may_read_a_checkpoint(tmp_path: Path, lively: Recognizer):
+    plain, model, language = (tmp_path / name for name in ("plain", "model.safetensors", "language.safetensors"))
+    plain.touch()
+    save_checkpoint(model, lively.model, lively.tokenizer, {})
+    WordLanguageModel.load(BUNDLED_LANGUAGE, load_checkpoint().tokenizer).save(language, lively.tokenizer, {})
+    assert model.stat().st_mode == language.stat().st_mode == plain.stat().st_mode
 
 
 def test_bundled_checkpoint_loads_and_is_small():
