@@ -31,9 +31,10 @@ from mocha_server.app import FILES_AT_ONCE
 from mocha_server.audio import decode_file
 from mocha_server.engine import Engine, Limits
 from mocha_server.serving import keep_memory
-from mocha_server.settings import FILE_BEAM
+from mocha_server.settings import FILE_BEAM, Settings
 
 PIECE = 1600  # samples; 100 ms
+LIVE_BEAM = 8
 
 
 @dataclass(frozen=True)
@@ -96,17 +97,14 @@ async def together(engine: Engine, utterances: list[Utterance], streams: int, pi
     return texts
 
 
-def ours(utterances: list[Utterance], streams: int, model: Path | None, search: int) -> tuple[list[str], float]:
-    """What the engine reads, greedily or by a `search` of so many prefixes, and the CPU seconds it took.
+def ours(utterances: list[Utterance], streams: int, recognizer: Recognizer, live: bool) -> tuple[list[str], float]:
+    """What the engine reads, and the CPU seconds it took.
 
-    Greedily it hears everything several times over, so that all streams are in use for most of the time; by a search
-    it hears pieces of a second, as of a file.
+    Live it hears everything several times over, so that all streams are in use for most of the time; of files it hears
+    pieces of a second.
     """
-    repeats, piece = (1, 10 * PIECE) if search else (math.ceil(4 * streams / len(utterances)), PIECE)
-    torch.set_num_threads(1)
-    keep_memory()
-    recognizer = Recognizer.load(model)
-    engine = Engine(recognizer.searching(search) if search else recognizer, Limits(capacity=streams))
+    repeats, piece = (math.ceil(4 * streams / len(utterances)), PIECE) if live else (1, 10 * PIECE)
+    engine = Engine(recognizer, Limits(capacity=streams))
     engine.start()
     began = time.process_time()
     texts = asyncio.run(together(engine, utterances * repeats, streams, piece))
@@ -125,10 +123,16 @@ def main() -> None:
     utterances = load(options.manifest, options.every)
     audio_s = sum(len(u.samples) for u in utterances) / 16_000
     print(json.dumps({"utterances": len(utterances), "audio_s": round(audio_s, 1)}), flush=True)
+    torch.set_num_threads(1)
+    keep_memory()
     references, rates = [u.text for u in utterances], {}
+    recognizer, patience_s = Recognizer.load(options.model), Settings().live_patience_ms / 1000
+    patient = recognizer.searching(LIVE_BEAM, patience_s=patience_s)
+    for_files = recognizer.searching(FILE_BEAM)
     ways: dict[str, Callable[[], tuple[list[str], float]]] = {
-        "mocha-asr": lambda: ours(utterances, options.streams, options.model, 0),
-        "mocha-asr, as it reads files": lambda: ours(utterances, FILES_AT_ONCE, options.model, FILE_BEAM),
+        "mocha-asr": lambda: ours(utterances, options.streams, recognizer, live=True),
+        f"mocha-asr, MOCHA_LIVE_BEAM={LIVE_BEAM}": lambda: ours(utterances, options.streams, patient, live=True),
+        "mocha-asr, as it reads files": lambda: ours(utterances, FILES_AT_ONCE, for_files, live=False),
         "pocketsphinx": lambda: pocketsphinx(utterances),
     }
     for name, read in ways.items():
