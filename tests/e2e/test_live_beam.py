@@ -9,10 +9,8 @@ import pytest
 import torch
 from tests.conftest import Server
 from tests.e2e.conftest import Clip, native
-from tests.e2e.test_deepgram import finals, http, listen, text_of  # noqa: F401 `http` is a fixture
-from tests.e2e.test_settled import messages
-from tests.e2e.test_vosk import CONFIG, EOF, address, lockstep
-from websockets.asyncio.client import connect
+from tests.e2e.test_deepgram import http  # noqa: F401 a fixture
+from tests.e2e.test_settled import messages, others_get_the_same_results
 
 from mocha_model import emissions
 from mocha_model.recognizer import Recognizer
@@ -45,12 +43,7 @@ def test_deltas_are_the_transcript_that_the_search_gives(
 
 
 async def test_clients_of_others_get_the_same(patient_server: Server, speech: Clip):
-    expected = native(patient_server.url, speech.pcm)
-    async with connect(address(patient_server)) as socket:
-        await socket.send(CONFIG % 16_000)
-        replies = await lockstep(socket, [*speech.pieces(), EOF])
-    assert " ".join(r["text"] for r in replies if r.get("text")) == expected.text
-    assert text_of(finals(listen(patient_server, speech.pieces()))) == expected.text
+    await others_get_the_same_results(patient_server, speech)
 
 
 def test_it_is_off_unless_asked_for():

@@ -49,13 +49,18 @@ def test_live_text_is_as_ever_and_segments_are_settled(settling_server: Server, 
         assert segment["start"] == segment["words"][0]["start"] < segment["words"][-1]["end"] == segment["end"]
 
 
-async def test_clients_of_others_get_settled_results(settling_server: Server, speech: Clip):
-    expected = native(settling_server.url, speech.pcm)
-    async with connect(address(settling_server)) as socket:
+async def others_get_the_same_results(server: Server, speech: Clip) -> None:
+    """Whether clients of vosk and Deepgram get the text that the native protocol gives."""
+    expected = native(server.url, speech.pcm)
+    async with connect(address(server)) as socket:
         await socket.send(CONFIG % 16_000)
         replies = await lockstep(socket, [*speech.pieces(), EOF])
     assert " ".join(r["text"] for r in replies if r.get("text")) == expected.text
-    assert text_of(finals(listen(settling_server, speech.pieces()))) == expected.text
+    assert text_of(finals(listen(server, speech.pieces()))) == expected.text
+
+
+async def test_clients_of_others_get_settled_results(settling_server: Server, speech: Clip):
+    await others_get_the_same_results(settling_server, speech)
 
 
 def test_it_is_off_unless_asked_for():
