@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jiwer
 import numpy as np
 import pytest
 import torch
@@ -85,3 +86,26 @@ async def test_every_way_in_gives_the_same_text_and_frames(server: Any, bundled:
         group = (everything + everything)[start : start + 17]
         found = await asyncio.gather(*(stream(server.url, d, lambda: rng.randint(1, 20_000)) for d, _ in group))
         assert found == [expected for _, expected in group]
+
+
+def test_patience_bounds_every_wait_in_any_chunking_and_makes_fewer_errors(bundled: Recognizer, recordings: Any):
+    patient, rng = bundled.searching(8, patience_s=0.48), random.Random(2)
+    texts: dict[str, list[str]] = {"greedy": [], "patient": []}
+    for index in range(len(recordings.utterances)):
+        samples = torch.from_numpy(recordings.audio(index))
+        whole = patient.transcribe(samples)
+        found, state, start = [], patient.init_state(1), 0
+        while start < len(samples):
+            piece = samples[None, start : start + rng.randint(1, 20_000)]
+            start += piece.shape[1]
+            new, state = patient.step(piece, torch.tensor([piece.shape[1]]), state)
+            found += new[0]
+        rest, _ = patient.flush(state, torch.tensor([True]))
+        cut, uncut = ([(e.text, e.frame, e.certain) for e in emissions] for emissions in (found + rest[0], whole))
+        assert cut == uncut
+        assert all(e.certain - e.frame <= 12 for e in whole if e.certain is not None and not e.end_of_segment)
+        texts["patient"].append(text_of(whole))
+        texts["greedy"].append(text_of(bundled.transcribe(samples)))
+    references = [u.text for u in recordings.utterances]
+    errors = {name: jiwer.wer(references, found) for name, found in texts.items()}
+    assert errors["patient"] < errors["greedy"]
