@@ -9,6 +9,7 @@ import argparse
 import json
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,18 @@ from mocha_model.scorers import PhraseBook
 from mocha_training.data import Corpus, load_corpus
 
 BONUSES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)  # nats per character
-WIDTHS = (0, JointConfig().width)  # prefixes of joint search; 0 is greedy search
 MIN_LETTERS, AT_MOST_SEEN = 5, 2
 console = Console(stderr=True)
 
 
 def measure(
-    checkpoint: Checkpoint, dev: Corpus, rare: set[str], others: int, width: int, bonus: float
+    checkpoint: Checkpoint, dev: Corpus, rare: set[str], others: int, width: int, bonus: float, patience: int | None
 ) -> dict[str, float]:
     """Rates of one way of decoding; `seconds` is time in the recogniser."""
     book = PhraseBook(checkpoint.tokenizer, bonus)
-    search = joint_search(checkpoint.tokenizer, width) if width else (None, None)
-    recognizer = Recognizer(checkpoint.model, checkpoint.tokenizer, None, *search, phrases=book)
+    config, fusion = joint_search(checkpoint.tokenizer, width) if width else (None, None)
+    config = config and replace(config, patience=patience)
+    recognizer = Recognizer(checkpoint.model, checkpoint.tokenizer, None, config, fusion, phrases=book)
     rng, all_rare = np.random.default_rng(0), sorted(rare)
     found = spoken = imagined = 0
     references, hypotheses, seconds = [], [], 0.0
@@ -73,6 +74,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", type=Path, help="checkpoint; the bundled one if not given")
+    parser.add_argument("--joint", type=int, default=JointConfig().width, help="prefixes of joint search")
+    parser.add_argument("--patience", type=int, help="frames, of joint search; none if not given")
     parser.add_argument("--others", type=int, default=50, help="phrases of each list that are not spoken")
     parser.add_argument("--limit", type=int, default=0, help="only so many utterances")
     parser.add_argument("--out", type=Path, default=Path("docs/phrases.json"))
@@ -85,9 +88,11 @@ def main() -> None:
     dev = dev.subset([i for i, u in enumerate(dev.utterances) if rare & set(u.text.split())][: options.limit or None])
     table = Table("width", "nats per character", "rare words found", "imagined", "WER %", "time", title=str(len(rare)))
     rows: list[dict[str, Any]] = []
-    for width in WIDTHS:
+    for width in (0, options.joint):
         for bonus in BONUSES:
-            row = {"width": width, "bonus": bonus} | measure(checkpoint, dev, rare, options.others, width, bonus)
+            row = {"width": width, "bonus": bonus} | measure(
+                checkpoint, dev, rare, options.others, width, bonus, options.patience
+            )
             rows.append(row)
             name, share = str(width or "greedy"), f"{100 * row['recall']:.1f} % of {row['rare_words']}"
             ratio = f"{row['seconds'] / rows[0]['seconds']:.2f}"

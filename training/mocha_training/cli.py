@@ -30,7 +30,7 @@ from mocha_training import corpora, language, phones, pictures, recipes, synthes
 from mocha_training.augment import Augmenter
 from mocha_training.config import Preset, TrainConfig
 from mocha_training.data import Corpus, CorpusError, decode_audio, find_manifest, load_corpus, trainable
-from mocha_training.evaluate import Beam, Decoding, evaluate_corpus, transcribe_corpus
+from mocha_training.evaluate import Beam, Decoding, Result, evaluate_corpus, transcribe_corpus
 from mocha_training.trainer import Trainer
 from mocha_training.weights import draw_weights
 
@@ -141,6 +141,12 @@ def _first(directories: list[Path], split: str, units: Units) -> Corpus | None:
     return next((load_corpus(manifest, units=units) for manifest in manifests if manifest.is_file()), None)
 
 
+def _search_config(beam: int, joint: int, given: dict[str, Any]) -> BeamConfig | JointConfig:
+    """The search that was asked for, with those settings that were given."""
+    settings = {name: value for name, value in given.items() if value is not None}
+    return BeamConfig(beam, **settings) if beam else JointConfig(joint, **settings)
+
+
 def evaluate(
     manifest: Annotated[Path, typer.Option(help="SPLIT.jsonl beside its shards, or a lhotse CutSet (*.jsonl.gz)")],
     model: Annotated[Path | None, typer.Option(help="checkpoint; the bundled one if not given")] = None,
@@ -171,8 +177,8 @@ def evaluate(
     torch.set_num_threads(threads)
     if (lm and not (beam or joint)) or (beam and joint):
         raise _fail("--lm needs either --beam or --joint")
-    if settle and not joint:
-        raise _fail("--settle needs --joint")
+    if settle and (not joint or patience is not None):
+        raise _fail("--settle needs --joint, and has no --patience")
     try:
         checkpoint = load_checkpoint(model)
         corpus = load_corpus(manifest, units=checkpoint.tokenizer.units)
@@ -181,29 +187,27 @@ def evaluate(
         how: Decoding | Beam | None = decoding
         if beam or joint:
             fusion = Fusion(((lm_weight, WordLanguageModel.load(lm, checkpoint.tokenizer)),) if lm else ())
-            given: dict[str, Any] = {"threshold": threshold, "length_bonus": length_bonus, "patience": patience}
+            given = {"threshold": threshold, "length_bonus": length_bonus, "patience": patience}
             given |= {"selection_weight": selection_weight} if beam else {"decoder_weight": decoder_weight}
-            given = {name: value for name, value in given.items() if value is not None}
-            how = Beam(BeamConfig(beam, **given) if beam else JointConfig(joint, **given), fusion, settle)
+            how = Beam(_search_config(beam, joint, given), fusion, settle)
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task("evaluating", total=len(corpus.utterances))
-            report, results = evaluate_corpus(
-                checkpoint.model,
-                checkpoint.tokenizer,
-                corpus,
-                how,
-                lambda done: bar.advance(task, done),
-                phones.fold_phones if fold_phones else str,
-            )
+            fold = phones.fold_phones if fold_phones else str
+            parts = (checkpoint.model, checkpoint.tokenizer, corpus, how)
+            report, results = evaluate_corpus(*parts, lambda done: bar.advance(task, done), fold)
     except (CorpusError, CheckpointError, LanguageModelError, phones.PhoneError, OfflineModelError) as error:
         raise _fail(error) from error
     if hypotheses is not None:
-        rows = [{"key": r.key, "reference": r.reference, "hypothesis": r.hypothesis, "ctc": r.ctc} for r in results]
-        hypotheses.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        _write_hypotheses(hypotheses, results)
     if as_json:
         sys.stdout.write(json.dumps(report) + "\n")
     else:
         _print_report(report)
+
+
+def _write_hypotheses(path: Path, results: list[Result]) -> None:
+    rows = [{"key": r.key, "reference": r.reference, "hypothesis": r.hypothesis, "ctc": r.ctc} for r in results]
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
 def _print_report(report: dict[str, Any]) -> None:
