@@ -1,11 +1,11 @@
-# Two stages: build a virtual environment with CPU wheels, then copy it into a small image that runs as nobody.
-# Another build of PyTorch comes from another index: `--build-arg TORCH_INDEX=…`.
+# Two stages: build a virtual environment, then copy it into an image that runs as nobody.
+# PyTorch's CPU wheels make it far smaller: `--build-arg TORCH_INDEX=…`, the index that PyTorch's install page names.
 FROM python:3.11-slim AS build
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG TORCH_INDEX
 WORKDIR /src
 RUN python -m venv /opt/mocha
 RUN /opt/mocha/bin/pip install --no-cache-dir "torch==2.11.*" "torchaudio==2.11.*" \
-    --index-url "$TORCH_INDEX"
+    ${TORCH_INDEX:+--index-url "$TORCH_INDEX"}
 COPY pyproject.toml README.md LICENSE ./
 COPY model model
 COPY server server

@@ -1,17 +1,15 @@
 # One virtual environment in .venv; every target sets up what it needs.
 PYTHON ?= python3
 BIN := .venv/bin
-CPU_INDEX := https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
 
 .PHONY: setup serve test check lint bench bench-attention bench-load pictures
 setup: .venv/.ready
 
-# Without an NVIDIA GPU the CPU wheels of the same versions are far smaller; they are taken where their index answers.
+# TORCH_INDEX: PyTorch's own index of CPU wheels, which are far smaller than the usual ones; its install page names it.
 .venv/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv
-	@if ! command -v nvidia-smi >/dev/null && ! $(BIN)/python -c "import torch, torchaudio" 2>/dev/null \
-	   && curl -fsSI --max-time 5 $(CPU_INDEX)/torch/ >/dev/null 2>&1; then \
-	   $(BIN)/pip install "torch==2.11.*" "torchaudio==2.11.*" --index-url $(CPU_INDEX); fi
+	$(if $(TORCH_INDEX),$(BIN)/pip install "torch==2.11.*" "torchaudio==2.11.*" --index-url $(TORCH_INDEX))
 	$(BIN)/pip install -e ".[dev]"
 	touch $@
 
