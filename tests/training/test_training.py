@@ -289,6 +289,37 @@ def test_path_training_teaches_the_attention_to_fire(corpus: Corpus, tmp_path: P
     assert history[-1]["path"] < 0.5 * history[0]["path"] and history[-1]["ce"] < history[0]["ce"]
 
 
+def test_the_decoder_is_told_at_times_what_it_would_have_read(corpus: Corpus, tmp_path: Path):
+    trainer = make_trainer(corpus, tmp_path, attention="path", sampling_probability=0.4)
+    model, batch = trainer.model, next(iter(trainer._loader()))
+    often, seldom = (trainer.tokenizer.encode(letter)[0] for letter in "ed")
+    with torch.no_grad():
+        model.decoder.output.weight.zero_()
+        model.decoder.output.bias.fill_(-torch.inf)
+        model.decoder.output.bias[[often, seldom]] = torch.tensor([0.75, 0.25]).log()
+        memory, num_memory = model.encode(*model.features(batch.samples, batch.num_samples))
+    ends = losses.ctc_boundaries(model.ctc_log_probs(memory), num_memory, batch.tokens, batch.num_tokens)
+    told = torch.stack([trainer._told(memory, num_memory, batch, ends) for _ in range(40)])
+    other = told[:, (batch.tokens != often) & (batch.tokens != seldom)]
+    right = batch.tokens[(batch.tokens != often) & (batch.tokens != seldom)].expand_as(other)
+    shares = [(other == x).float().mean().item() for x in (right, often, seldom)]
+    assert shares == pytest.approx([0.6, 0.3, 0.1], abs=0.03)
+
+
+def test_what_the_decoder_is_told_is_not_what_it_is_to_read(corpus: Corpus, tmp_path: Path):
+    trainer = make_trainer(corpus, tmp_path, attention="path", sampling_probability=1.0)
+    model, batch = trainer.model, next(iter(trainer._loader()))
+    with torch.no_grad():
+        model.decoder.output.bias[4] = 1e4  # it would always read this one
+        memory, num_memory = model.encode(*model.features(batch.samples, batch.num_samples))
+        log_probs = model.ctc_log_probs(memory)
+        ends = losses.ctc_boundaries(log_probs, num_memory, batch.tokens, batch.num_tokens)
+        always = torch.full_like(batch.tokens, 4)
+        logits = model.along_path(memory, num_memory, always, batch.num_tokens, ends).logits
+        expected = losses.label_smoothed_cross_entropy(logits, batch.tokens, batch.num_tokens, 0.1)
+        assert trainer._path_losses(memory, num_memory, log_probs, batch)["ce"][1] == pytest.approx(expected.item())
+
+
 def test_rows_without_a_ctc_path_count_for_nothing(corpus: Corpus, tmp_path: Path):
     trainer = make_trainer(corpus, tmp_path, attention="path")
     good = next(iter(trainer._loader()))

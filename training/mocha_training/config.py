@@ -53,6 +53,12 @@ class TrainConfig(BaseModel):
     attention: Literal["expected", "path"] = Field(
         "expected", description="over all alignments (the papers), or along the CTC branch's own forced alignment"
     )
+    sampling_probability: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="along the path: that the decoder is told the symbol that it would have read, not the right one",
+    )
     path_weight: float = Field(0.3, ge=0, description="of the likelihood of the path, per token")
     quantity_weight: float = Field(0.2, ge=0)
     latency_weight: float = Field(0.05, ge=0, description="of the CTC-synchronous boundary loss, per frame")

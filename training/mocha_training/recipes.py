@@ -142,6 +142,11 @@ def broaden() -> TrainConfig:
     return onward().model_copy(update={"augment": augment, "seed": 6})
 
 
+def sampled() -> TrainConfig:
+    """More from the bundled model, with --init: augmented as `onward`, and the decoder is told its own errors."""
+    return onward().model_copy(update={"sampling_probability": 0.4, "seed": 7})
+
+
 def _no_augmentation() -> AugmentConfig:
     return AugmentConfig(
         speed_range=0,
@@ -302,6 +307,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "longer": longer,
     "onward": onward,
     "broaden": broaden,
+    "sampled": sampled,
     "plain": plain,
     "librispeech": librispeech,
     "tedlium": tedlium,

@@ -239,12 +239,26 @@ class Trainer:
         c = self.config
         ends = losses.ctc_boundaries(log_probs, num_memory, batch.tokens, batch.num_tokens)
         num_tokens = batch.num_tokens * (ends[:, 0] >= 0)  # rows that cannot be aligned count for nothing
-        out = self.model.along_path(memory, num_memory, batch.tokens, batch.num_tokens, ends)
+        told = self._told(memory, num_memory, batch, ends) if c.sampling_probability else batch.tokens
+        out = self.model.along_path(memory, num_memory, told, batch.num_tokens, ends)
         ce = self._cross_entropy(out.logits, batch.tokens, num_tokens)
         decides = out.decides & (num_tokens > 0)[:, None]
         path = losses.path_likelihood(out.energies, out.selects, decides, num_tokens)
         fired = (out.energies[out.selects & decides] >= 0).float().mean()  # p >= 0.5 where it should be
         return {"ce": (1 - c.ctc_weight, ce), "path": (c.path_weight, path), "fired": (0.0, fired)}
+
+    @torch.no_grad()
+    def _told(self, memory: Tensor, num_memory: Tensor, batch: Batch, ends: Tensor) -> Tensor:
+        """Tokens [B, U] that the decoder is to take for what it has read: the transcript's, or its own at times.
+
+        Scheduled sampling (Bengio et al. 2015), all tokens in one pass (Duckworth et al. 2019): what it would have
+        read is drawn from its distributions after the right symbols.
+        """
+        logits = self.model.along_path(memory, num_memory, batch.tokens, batch.num_tokens, ends).logits.float()
+        probabilities = (logits + self.model.decoder.never).softmax(2)
+        drawn = torch.multinomial(probabilities.flatten(0, 1), 1).view(logits.shape[:2])
+        own = torch.rand(drawn.shape, device=drawn.device) < self.config.sampling_probability
+        return torch.where(own, drawn, batch.tokens[:, : drawn.shape[1]])
 
     def _cross_entropy(self, logits: Tensor, tokens: Tensor, num_tokens: Tensor) -> Tensor:
         c = self.config
