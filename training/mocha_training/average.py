@@ -1,4 +1,4 @@
-"""Average the weights of several checkpoints of one run into one."""
+"""Average the weights of several checkpoints of one run into one that takes half the space."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from mocha_model.checkpoint import CheckpointError, load_checkpoint, save_checkp
 
 
 def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
-    """Write the mean of the floating-point tensors of `paths` to `target`; the rest is taken from the last.
+    """Write the mean of the floating-point tensors of `paths` to `target`, as float16; the rest is the last one's.
 
     Raises:
         CheckpointError: there is nothing to average, or the checkpoints are not of one configuration.
@@ -26,4 +26,4 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
             for name, tensor in states[-1].items()
         }
     )
-    save_checkpoint(target, last.model, last.tokenizer, last.provenance | {"averaged": len(loaded)})
+    save_checkpoint(target, last.model.half(), last.tokenizer, last.provenance | {"averaged": len(loaded)})

@@ -10,7 +10,6 @@ nothing of command lines.
 
 import json
 import math
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -360,14 +359,12 @@ class Trainer:
         return True
 
     def finish(self) -> None:
-        """Make ``final.safetensors``: the best one, or the last ones averaged (with their batch norm statistics)."""
+        """Make ``final.safetensors``, in float16: the best, or the last ones averaged (batch norm statistics too)."""
         from mocha_training.average import average_checkpoints
 
-        best, final = self.directory / "best.safetensors", self.directory / "final.safetensors"
-        if self.config.final == "best" and best.is_file():
-            shutil.copyfile(best, final)
-        else:
-            average_checkpoints(sorted(self.directory.glob("step-*.safetensors")), final)
+        best, last = self.directory / "best.safetensors", sorted(self.directory.glob("step-*.safetensors"))
+        chosen = [best] if self.config.final == "best" and best.is_file() else last
+        average_checkpoints(chosen, self.directory / "final.safetensors")
         if self.writer:
             self.writer.close()
 
