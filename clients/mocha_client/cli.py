@@ -32,7 +32,7 @@ SUMMARIES = {
     "align": "Draw where in a recording the model listens for each character.",
     "synthesize": "Read text aloud with every free voice here, as training data.",
     "prepare": "Read a published corpus in its own layout into manifests to train from.",
-    "train-lm": "Train a character language model for beam search.",
+    "train-lm": "Make a language model of words from text, for searches.",
 }
 
 
@@ -44,7 +44,12 @@ def main() -> None:
         print(version("mocha-asr"))
     elif asked in commands:
         app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        app.command(name=asked)(commands[asked].load())
+        try:
+            app.command(name=asked)(commands[asked].load())
+        except ModuleNotFoundError as error:
+            lacks = f"{asked} needs {error.name}: install mocha-asr with the extra `train`"
+            console.print(f"[red]error:[/red] {escape(lacks)}", highlight=False)
+            raise SystemExit(1) from error
         sys.argv = [f"mocha-asr {asked}", *sys.argv[2:]]
         app()
     else:

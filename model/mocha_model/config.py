@@ -171,7 +171,7 @@ def timit(vocab_size: int) -> ModelConfig:
 
 
 def small(vocab_size: int) -> ModelConfig:
-    """The bundled model: no ConvLSTM, three LSTM-320 layers; about 3 M parameters, made to train and run on a CPU."""
+    """The bundled model: no ConvLSTM, three LSTM-320 layers; about 4 M parameters, made to train and run on a CPU."""
     return ModelConfig(
         vocab_size=vocab_size,
         encoder=EncoderConfig(

@@ -26,7 +26,7 @@ from mocha_server.protocols import (
 from mocha_server.settings import Settings
 
 WEB = Path(__file__).parent / "web"
-FILES_AT_ONCE = 64  # read by joint search; each has many prefixes to keep
+FILES_AT_ONCE = 64  # read by joint search, in all workers; each has many prefixes to keep
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -83,7 +83,7 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
 
     @app.get("/health")
     async def health(request: Request) -> dict[str, str | int]:
-        """Whether the server takes streams, and how many it has."""
+        """Whether the server takes streams, and how many live ones it has."""
         engine: Engine = request.app.state.engine
         return {"status": "ok", "model": engine.info.name, "streams": metrics.streams, "capacity": engine.capacity}
 

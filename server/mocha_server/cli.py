@@ -41,16 +41,21 @@ class Format(StrEnum):
 
 
 def serve(
-    host: Annotated[str | None, typer.Option(help="address to listen at [127.0.0.1, or MOCHA_HOST]")] = None,
-    port: Annotated[int | None, typer.Option(help="port [8000, or MOCHA_PORT]")] = None,
+    host: Annotated[str | None, typer.Option(help="address to listen at (127.0.0.1, or MOCHA_HOST)")] = None,
+    port: Annotated[int | None, typer.Option(help="port (8000, or MOCHA_PORT)")] = None,
     wyoming_port: Annotated[
-        int | None, typer.Option(help="TCP port for Wyoming clients, usually 10300 [off, or MOCHA_WYOMING_PORT]")
+        int | None, typer.Option(help="TCP port for Wyoming clients, usually 10300 (off, or MOCHA_WYOMING_PORT)")
     ] = None,
-    model: Annotated[Path | None, typer.Option(help="checkpoint; the bundled one if not given")] = None,
-    max_streams: Annotated[int | None, typer.Option(help="streams at once; more are refused [512]")] = None,
-    workers: Annotated[int | None, typer.Option(help="processes that share the port [1]")] = None,
+    model: Annotated[Path | None, typer.Option(help="checkpoint (the bundled one, or MOCHA_MODEL)")] = None,
+    max_streams: Annotated[
+        int | None, typer.Option(help="live streams at once; more are refused (512, or MOCHA_MAX_STREAMS)")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="processes that share the port (1, or MOCHA_WORKERS)")] = None,
 ) -> None:
-    """Serve WebSocket streams, file uploads and the microphone page."""
+    """Serve WebSocket streams, file uploads and the microphone page.
+
+    More settings are MOCHA_... variables: docs/settings.md names all.
+    """
     given = {"host": host, "port": port, "wyoming_port": wyoming_port, "model": model, "max_streams": max_streams}
     given["workers"] = workers
     try:

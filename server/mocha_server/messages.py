@@ -79,7 +79,9 @@ class Character(_Message):
     text: str
     frame: int = Field(description="encoder frame it was emitted at, from the start of the stream")
     time: float = Field(description="seconds from the start of the stream at which that frame's audio was complete")
-    p: float = Field(description="selection probability; 0 where the end of the audio forced it")
+    p: float = Field(
+        description="selection probability (in a live beam, the CTC branch's); 0 where the end of the audio forced it"
+    )
     q: float = Field(description="probability of the character once the frame was selected")
     chunk: list[float] = Field(description="attention over the frames up to and including `frame`")
 
@@ -94,7 +96,7 @@ class Word(_Message):
 
 
 class Text(_Message):
-    """New characters. Deltas are only ever appended: joined, they are the transcript."""
+    """New characters. Deltas are only ever appended: joined, they are the transcript, unless segments are settled."""
 
     type: Literal["text"] = "text"
     segment: int
@@ -103,7 +105,7 @@ class Text(_Message):
 
 
 class Segment(_Message):
-    """A segment is closed: its text and words are final (as every delta already was)."""
+    """A segment is closed: text and words are final; the text is that of its deltas, unless segments are settled."""
 
     type: Literal["segment"] = "segment"
     segment: int

@@ -97,6 +97,8 @@ class Session:
             self._decoder = RawDecoder(message.encoding, message.sample_rate, message.channels, rate)
             self.state = State.STREAMING
             return Received((self._ready(),), phrases=message.phrases)
+        if self.state is State.FINISHING:
+            return self._fail(ErrorCode.INVALID_MESSAGE, "the stream has already been finished")
         if self.state is not State.STREAMING or self._decoder is None:
             return self._fail(ErrorCode.START_EXPECTED, "finish before start")
         self.state = State.FINISHING

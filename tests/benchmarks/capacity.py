@@ -1,7 +1,7 @@
 """How late characters come, what a stream costs in CPU and in memory, against the number of streams.
 
 Starts a server for each number of streams (variables MOCHA_… set it up) and draws a picture.
-python tests/benchmarks/capacity.py --manifest ../shared/speech/dev.jsonl --workers 2 --out docs/capacity.svg
+python tests/benchmarks/capacity.py --manifest $MOCHA_SPEECH/dev.jsonl --workers 2 --out docs/capacity.svg
 """
 
 import argparse

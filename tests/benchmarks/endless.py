@@ -1,7 +1,7 @@
 """A day of audio through one stream: memory, speed and word errors of each lap around the same recordings.
 
 Faster than real time, over a real socket to a server of its own.
-python tests/benchmarks/endless.py --manifest ../shared/speech/dev.jsonl --hours 24
+python tests/benchmarks/endless.py --manifest $MOCHA_SPEECH/dev.jsonl --hours 24
 """
 
 import argparse

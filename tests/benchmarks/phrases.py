@@ -2,7 +2,7 @@
 
 Rare words are those of at least five letters that the training transcripts have at most twice. Each dev utterance that
 has one is read with a list: its own rare words among `--others` that it does not have. Needs recorded speech. Run it as
-`python tests/benchmarks/phrases.py --data ../shared/speech` (prints a table, writes docs/phrases.json).
+`python tests/benchmarks/phrases.py --data $MOCHA_SPEECH` (prints a table, writes docs/phrases.json).
 """
 
 import argparse

@@ -3,7 +3,7 @@
 The dev split is read greedily, online: with recorded noises at falling signal-to-noise ratios; through a telephone
 (8 kHz, mu-law) and codecs at their lowest rates; in rooms; overloaded; slower, faster, lower, higher; and as recordings
 of growing length, made of utterances of one corpus one after another. Needs recorded speech. Run it as
-`python tests/benchmarks/robustness.py --data ../shared/speech` (writes docs/training/robustness.json and .png).
+`python tests/benchmarks/robustness.py --data $MOCHA_SPEECH` (writes docs/training/robustness.json and .png).
 """
 
 import argparse

@@ -4,7 +4,7 @@ Both hear pieces of 100 ms, ours in many streams at once that move on together, 
 streams as it hears seconds of audio in a second of CPU time; that is counted, not the time that passes, so that other
 work on the machine matters little. How late the characters come is measured by `mocha-asr bench`.
 
-pip install "mocha-asr[bench]"; python tests/benchmarks/side_by_side.py --manifest ../shared/speech/dev.jsonl
+pip install pocketsphinx; python tests/benchmarks/side_by_side.py --manifest $MOCHA_SPEECH/dev.jsonl
 """
 
 import argparse

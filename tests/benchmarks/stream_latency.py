@@ -2,7 +2,7 @@
 
 For each character that was read correctly: the moment the client had it, minus the end of that character in a CTC
 forced alignment of the reference. Starts a server of its own. Needs recorded speech. Run it as
-`python tests/benchmarks/stream_latency.py --data ../shared/speech --streams 8`.
+`python tests/benchmarks/stream_latency.py --data $MOCHA_SPEECH --streams 8`.
 """
 
 import argparse

@@ -95,6 +95,14 @@ def test_stream_never_loads_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_a_command_whose_packages_are_not_installed_names_the_extra():
+    code = "import sys; sys.modules['jiwer'] = None; sys.argv[1:] = ['train']; import mocha_client.cli as c; c.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (
+        done.returncode == 1 and done.stderr == b"error: train needs jiwer: install mocha-asr with the extra `train`\n"
+    )
+
+
 def test_help_names_every_command():
     shown = run("--help").stdout.decode()
     assert all(name in shown for name in ("serve", "stream", "transcribe", "train", "evaluate"))

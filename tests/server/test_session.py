@@ -58,10 +58,11 @@ def test_text_where_audio_is_due_and_a_second_start():
     assert fatal(started(), '{"type":"start"}').code is ErrorCode.INVALID_MESSAGE
 
 
-def test_audio_after_finish():
+@pytest.mark.parametrize("more", [b"\0\0", '{"type":"finish"}'])
+def test_audio_and_another_finish_after_finish(more: bytes | str):
     session = started()
     session.receive('{"type":"finish"}')
-    assert fatal(session, b"\0\0").code is ErrorCode.INVALID_MESSAGE
+    assert fatal(session, more).code is ErrorCode.INVALID_MESSAGE
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

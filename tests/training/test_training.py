@@ -30,6 +30,7 @@ from mocha_training.data import Corpus, CorpusError, load_corpus, make_batches, 
 from mocha_training.evaluate import Result, evaluate_corpus, summarize, symbol_latencies
 from mocha_training.recipes import plain
 from mocha_training.trainer import EpochBatches, Trainer
+from tests.training.made_up import said
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 TEXTS = {"weather": "The weather is fine today.", "suit": "She had your dark suit"}
@@ -509,6 +510,24 @@ def test_latency_counts_only_matching_symbols():
 
     emissions = [Emission(c, f, 0.9, 0.9, False, ()) for c, f in (("a", 5), ("x", 6), ("c", 12))]
     assert symbol_latencies(emissions, ["a", "b", "c"], [3, 5, 9], 40.0) == (80.0, 120.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("evaluate", "--patience", 3), "--patience: not an option of greedy search"),
+        (("evaluate", "--joint", 4, "--selection-weight", 1), "--selection-weight: not an option of joint search"),
+        (("evaluate", "--beam", 4, "--decoder-weight", 1), "--decoder-weight: not an option of beam search"),
+        (("evaluate", "--beam", 4, "--joint", 4), "exclude each other"),
+        (("evaluate", "--settle"), "--settle needs --joint"),
+        (("train", "--recipe", "nosuch"), "no recipe 'nosuch'; there are"),
+        (("train", "--recipe", "plain", "--init", "any", "--preset", "tiny"), "--init brings a network"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(options: tuple[str, ...], message: str, manifest: Path):
+    places = ("--manifest", manifest) if options[0] == "evaluate" else ("--data", manifest.parent, "--out", "never")
+    status, output = said(*options, *places)
+    assert status == 1 and message in output
 
 
 def test_config_refuses_what_it_does_not_know():

@@ -77,13 +77,14 @@ def train(
         list[Path],
         typer.Option(envvar="MOCHA_SPEECH", help="corpus directory with train.jsonl[.gz]; may be given again"),
     ],
-    recipe: Annotated[str, typer.Option(help="one of: " + ", ".join(recipes.RECIPES))] = "bundled",
-    preset: Annotated[Preset | None, typer.Option(help="network, instead of the recipe's")] = None,
+    recipe: Annotated[str, typer.Option(help="one of: " + ", ".join(recipes.RECIPES))],
+    preset: Annotated[Preset | None, typer.Option(help="network, instead of the recipe's; without --init")] = None,
     mechanism: Annotated[
-        str | None, typer.Option(help="attention, instead of the network's: softmax, monotonic, mocha, matcha")
+        str | None,
+        typer.Option(help="attention, instead of the network's: softmax, monotonic, mocha, matcha; without --init"),
     ] = None,
     ctc_only: Annotated[bool, typer.Option(help="train the CTC branch alone, to the end: the baseline")] = False,
-    chunk_width: Annotated[int | None, typer.Option(help="w of MoChA, bound of MAtChA")] = None,
+    chunk_width: Annotated[int | None, typer.Option(help="w of MoChA, bound of MAtChA; without --init")] = None,
     init: Annotated[Path | None, typer.Option(help="start from the weights of this checkpoint")] = None,
     max_minutes: Annotated[float | None, typer.Option(help="time budget, for the schedules too")] = None,
     steps: Annotated[int | None, typer.Option(help="length of the run, instead of the recipe's")] = None,
@@ -95,6 +96,10 @@ def train(
 
     On several GPUs or cores: torchrun --no-python --nproc-per-node N mocha-asr train ...
     """
+    if recipe not in recipes.RECIPES:
+        raise _fail(f"no recipe {recipe!r}; there are {', '.join(recipes.RECIPES)}")
+    if init is not None and any(x is not None for x in (preset, mechanism, chunk_width)):
+        raise _fail("--init brings a network, so there is no --preset, --mechanism or --chunk-width beside it")
     if "WORLD_SIZE" in os.environ:
         torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo")
         device = f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" else device
@@ -141,6 +146,20 @@ def _first(directories: list[Path], split: str, units: Units) -> Corpus | None:
     return next((load_corpus(manifest, units=units) for manifest in manifests if manifest.is_file()), None)
 
 
+def _refuse_options(beam: int, joint: int, settle: bool, given: dict[str, Any]) -> None:
+    """An option that the search asked for does not have would change nothing without a word."""
+    if beam and joint:
+        raise _fail("--beam and --joint exclude each other")
+    has = {*BeamConfig.__annotations__, "lm"} if beam else {*JointConfig.__annotations__, "lm"} if joint else set()
+    useless = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None and name not in has]
+    if useless:
+        raise _fail(
+            f"{', '.join(useless)}: not an option of {'beam' if beam else 'joint' if joint else 'greedy'} search"
+        )
+    if settle and (not joint or given["patience"] is not None):
+        raise _fail("--settle needs --joint, and has no --patience")
+
+
 def _search_config(beam: int, joint: int, given: dict[str, Any]) -> BeamConfig | JointConfig:
     """The search that was asked for, with those settings that were given."""
     settings = {name: value for name, value in given.items() if value is not None}
@@ -175,10 +194,9 @@ def evaluate(
 ) -> None:
     """WER, CER, CTC branch, emission latency against a CTC forced alignment, token counts and real-time factor."""
     torch.set_num_threads(threads)
-    if (lm and not (beam or joint)) or (beam and joint):
-        raise _fail("--lm needs either --beam or --joint")
-    if settle and (not joint or patience is not None):
-        raise _fail("--settle needs --joint, and has no --patience")
+    given: dict[str, Any] = {"threshold": threshold, "length_bonus": length_bonus, "patience": patience}
+    given |= {"selection_weight": selection_weight, "decoder_weight": decoder_weight}
+    _refuse_options(beam, joint, settle, given | {"lm": lm})
     try:
         checkpoint = load_checkpoint(model)
         corpus = load_corpus(manifest, units=checkpoint.tokenizer.units)
@@ -187,8 +205,6 @@ def evaluate(
         how: Decoding | Beam | None = decoding
         if beam or joint:
             fusion = Fusion(((lm_weight, WordLanguageModel.load(lm, checkpoint.tokenizer)),) if lm else ())
-            given = {"threshold": threshold, "length_bonus": length_bonus, "patience": patience}
-            given |= {"selection_weight": selection_weight} if beam else {"decoder_weight": decoder_weight}
             how = Beam(_search_config(beam, joint, given), fusion, settle)
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task("evaluating", total=len(corpus.utterances))

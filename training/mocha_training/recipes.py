@@ -53,7 +53,7 @@ def encoder() -> TrainConfig:
 
 
 def bundled() -> TrainConfig:
-    """The bundled model, after `encoder`: CTC + MoChA with CTC-synchronous boundaries and quantity loss."""
+    """The bundled model of 0.1.0, after `encoder`: CTC + MoChA with CTC-synchronous boundaries and quantity loss."""
     return TrainConfig(
         ctc_only=0.0,
         batch_seconds=60,
@@ -108,7 +108,7 @@ def widen() -> TrainConfig:
 
 
 def longer() -> TrainConfig:
-    """More of `widen` from the bundled model, with --init: batches twice as long, which a CPU gets through faster."""
+    """More of `widen`, with --init: batches twice as long, which a CPU gets through faster."""
     return widen().model_copy(update={"batch_seconds": 120, "learning_rate": 1.2e-3, "seed": 4})
 
 
@@ -129,7 +129,7 @@ def onward() -> TrainConfig:
 
 
 def broaden() -> TrainConfig:
-    """More of `onward` from the bundled model, with --init: more rooms, codecs, vocal tracts, wider masks."""
+    """More of `onward`, with --init: more rooms, codecs, vocal tracts, wider masks."""
     augment = onward().augment.model_copy(
         update={
             "vocal_tract_range": 0.15,

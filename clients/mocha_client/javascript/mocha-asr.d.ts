@@ -46,7 +46,7 @@ export interface Word {
   confidence: number;
 }
 
-/** New characters. Deltas are only ever appended: joined, they are the transcript. */
+/** New characters. Deltas are only ever appended: joined, they are the transcript, unless the server settles segments. */
 export interface TextEvent {
   type: "text";
   segment: number;

@@ -25,7 +25,6 @@ MAX_LINE_BYTES, MAX_DATA_BYTES, MAX_PAYLOAD_BYTES = 1 << 16, 1 << 20, 1 << 24
 SLOW_S = 20.0  # a client that does not read for so long is given up
 LINGER_S = 2.0  # how long a refused client may go on sending
 NATIVE_WIDTH = 2  # bytes of a sample
-HOME = "https://github.com/rhasspy/wyoming"
 
 
 class Event(BaseModel):
