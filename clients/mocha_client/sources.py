@@ -95,7 +95,7 @@ async def microphone_pieces(chunk_ms: int) -> AsyncIterator[bytes]:
         import sounddevice
     except (ImportError, OSError) as error:
         raise SourceError(
-            'the microphone needs sounddevice: pip install "mocha-asr[microphone]", and PortAudio'
+            'the microphone needs sounddevice, which comes with the extra "microphone" of mocha-asr, and PortAudio'
         ) from error
     loop, pieces = asyncio.get_running_loop(), asyncio.Queue[bytes | None](500)
 

@@ -131,7 +131,7 @@ def _load_normalizer() -> "Normalizer":
     try:
         from nemo_text_processing.text_normalization.normalize import Normalizer
     except ImportError as error:
-        raise SynthesisError("numbers and abbreviations in text need `pip install mocha-asr[synthesis]`") from error
+        raise SynthesisError("numbers and abbreviations in text need the extra `synthesis` of mocha-asr") from error
     logging.getLogger("NeMo-text-processing").setLevel(logging.WARNING)
     grammars = cache_directory() / "normalizer"
     grammars.mkdir(parents=True, exist_ok=True)
