@@ -158,10 +158,6 @@ class Recognizer:
         """w, frames that each character attends to."""
         return self.model.decoder.attention.chunk_width
 
-    def frame_time_samples(self, frame: int) -> int:
-        """Samples since the start of the stream when the audio of encoder frame `frame` is complete."""
-        return frame * self.frame_samples + self.latency_samples
-
     def init_state(self, batch_size: int, roots: Tensor | None = None) -> RecognizerState:
         """State of `batch_size` streams that have heard nothing.
 

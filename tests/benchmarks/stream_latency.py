@@ -20,6 +20,7 @@ from rapidfuzz.distance import Levenshtein
 
 from mocha_client.client import StreamingClient
 from mocha_model.recognizer import Recognizer
+from mocha_server.engine import model_info
 from mocha_server.messages import Text
 from mocha_training.data import Corpus, collate, load_corpus
 from mocha_training.losses import ctc_boundaries
@@ -54,7 +55,8 @@ def ends_of(recognizer: Recognizer, corpus: Corpus, index: int) -> list[float]:
     with torch.inference_mode():
         memory, length = recognizer.model.encode(*recognizer.model.features(batch.samples, batch.num_samples))
         frames = ctc_boundaries(recognizer.model.ctc_log_probs(memory), length, batch.tokens, batch.num_tokens)
-    return [recognizer.frame_time_samples(f) / 16_000 if f >= 0 else -1.0 for f in frames[0].tolist()]
+    time_s = model_info(recognizer).time_s
+    return [time_s(f) if f >= 0 else -1.0 for f in frames[0].tolist()]
 
 
 async def measure(url: str, recognizer: Recognizer, corpus: Corpus, streams: int) -> dict[str, list[float]]:
