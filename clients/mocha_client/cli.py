@@ -47,6 +47,8 @@ def main() -> None:
         try:
             app.command(name=asked)(commands[asked].load())
         except ModuleNotFoundError as error:
+            if not commands[asked].module.startswith("mocha_training") or str(error.name).startswith("mocha_"):
+                raise
             lacks = f"{asked} needs {error.name}: install mocha-asr with the extra `train`"
             console.print(f"[red]error:[/red] {escape(lacks)}", highlight=False)
             raise SystemExit(1) from error

@@ -20,7 +20,9 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="TCP port of everything but Wyoming")
     wyoming_port: int | None = Field(None, ge=0, le=65535, description="TCP port for Wyoming clients; off if not given")
     model: Path | None = Field(None, description="checkpoint; the bundled one if not given")
-    max_streams: int = Field(512, ge=1, description="live streams at once, in all workers; more are refused")
+    max_streams: int = Field(
+        512, ge=1, description="live streams at once, in all workers (with file_beam 0 uploads too); more are refused"
+    )
     file_beam: int = Field(
         FILE_BEAM, ge=0, le=64, description="hypotheses for uploads; 0 reads them greedily, as streams"
     )

@@ -1,20 +1,22 @@
-"""What each ingredient of training gives: twelve short runs from one checkpoint, each with another half of eleven.
+"""Main effects of eleven ingredients of training: twelve short runs from one checkpoint.
 
-The design is that of Plackett & Burman (1946): every ingredient is in six of the runs, every two of them together in
-three, so what it gives is the mean of the runs with it less the mean of those without, told from all twelve. How much
-of that is chance is Lenth's (1989) pseudo standard error, since most of eleven ingredients give little. Interactions
-are not told apart: what two give only together is spread over the others.
+The design is that of Plackett & Burman (1946): eleven runs have six of the ingredients, one has none; every ingredient
+is in six runs, every two of them together in three. So its main effect, the mean of the runs with it less that of the
+runs without, is told from all twelve. Interactions are aliased: a third of what two give only together is added to, or
+taken from, each of the other nine. What may be chance is Lenth's (1989) margin of error, from his pseudo standard
+error: most of eleven ingredients are taken to give little.
 
 All runs take as many steps, at the same rate. Then each model reads the dev split greedily, clean and distorted. Needs
 recorded speech and a directory made by `mocha-asr synthesize`:
 
 python tests/benchmarks/ingredients.py --data $MOCHA_SPEECH --synthetic DIR --init CHECKPOINT
 
-Writes docs/training/ingredients.json and .png. Runs that are done are not done again.
+Writes docs/training/ingredients.json and .png. Runs that are done are not done again, unless what they share changes.
 """
 
 import argparse
 import contextlib
+import hashlib
 import json
 import multiprocessing
 from collections.abc import Callable
@@ -31,6 +33,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from robustness import DISTORTIONS, changed, in_rooms, noisy, telephone
+from scipy.stats import t as student
 from torch import nn
 
 from mocha_model.checkpoint import load_checkpoint
@@ -78,6 +81,12 @@ class Plan:
     init: Path
     out: Path
     recipe: TrainConfig
+
+    def __str__(self) -> str:
+        """All that decides what the runs come to."""
+        parts = [hashlib.sha256(self.init.read_bytes()).hexdigest()]
+        parts += [hashlib.sha256((d / "train.jsonl").read_bytes()).hexdigest() for d in (self.data, self.synthetic)]
+        return json.dumps({"init, data, synthetic": parts, "recipe": self.recipe.model_dump(mode="json")})
 
 
 def design() -> NDArray[np.int64]:
@@ -140,22 +149,26 @@ def word_errors(data: Path, model: Path) -> dict[str, float]:
     return found
 
 
-def lenth(effects: NDArray[np.float64]) -> float:
-    """Lenth's (1989) pseudo standard error of effects [11], most of which are chance."""
+def margin_of_error(effects: NDArray[np.float64]) -> float:
+    """Lenth's (1989), at 95 %, of `effects` [N], most of which are chance: t of N / 3 degrees of freedom times his PSE.
+
+    The pseudo standard error (PSE) is 1.5 times the median of those sizes that are below 2.5 times as much of all.
+    """
     size = np.abs(effects)
-    return float(1.5 * np.median(size[size < 2.5 * 1.5 * np.median(size)]))
+    pse = 1.5 * np.median(size[size < 2.5 * 1.5 * np.median(size)])
+    return float(student.ppf(0.975, len(effects) / 3) * pse)
 
 
-def draw(effects: dict[str, NDArray[np.float64]], errors: dict[str, float], target: Path) -> None:
+def draw(effects: dict[str, NDArray[np.float64]], margins: dict[str, float], target: Path) -> None:
     """What each ingredient gives on clean recordings and, beside it, where they are distorted."""
     names = list(LEFT_OUT)[::-1]
     figure = Figure(figsize=(2.2 + 2.0 * len(effects), 3.8), layout="constrained")
     for axes, (kind, gives) in zip(figure.subplots(1, len(effects), sharey=True), effects.items(), strict=True):
-        axes.axvspan(-2 * errors[kind], 2 * errors[kind], color="0.9")
+        axes.axvspan(-margins[kind], margins[kind], color="0.9")
         axes.barh(names, gives[::-1], color=["tab:green" if give < 0 else "tab:red" for give in gives[::-1]])
         axes.axvline(0, color="0.3", linewidth=0.8)
         axes.set(title=kind, xlabel="WER, points")
-    figure.suptitle("With the ingredient less without; grey: two standard errors", fontsize=10)
+    figure.suptitle("With the ingredient less without; grey: may be chance (95 %)", fontsize=10)
     figure.savefig(target, dpi=100)
 
 
@@ -173,34 +186,53 @@ def main() -> None:
     length = {"steps": options.steps, "save_every": max(1, options.steps // 20), "warmup_steps": options.steps // 5}
     recipe = broaden().model_copy(update=length | {"learning_rate": 1.5e-3})
     plan = Plan(options.data, options.synthetic, options.init, options.runs, recipe)
+    options.runs.mkdir(parents=True, exist_ok=True)
+    kept = options.runs / "plan.json"
+    if kept.is_file() and kept.read_text() != str(plan):
+        parser.error(f"{options.runs} has runs of another checkpoint, corpus or recipe; give --runs another directory")
+    kept.write_text(str(plan))
     for directory in (options.data, options.synthetic):
         load_corpus(directory / "train.jsonl")  # decoded once, before the runs ask for it together
     table, wers = design(), dict[int, dict[str, float]]()
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.jobs, spawn, max_tasks_per_child=1) as pool:
+        first = pool.submit(word_errors, plan.data, plan.init)
         futures = {pool.submit(partial(run, plan, number)): number for number in range(len(table))}
         for future in track(as_completed(futures), "twelve runs", len(table), console=Console(stderr=True)):
             wers[futures[future]] = future.result()
+        before = first.result()
+    report(plan, wers, before, options.out)
+
+
+def report(plan: Plan, wers: dict[int, dict[str, float]], before: dict[str, float], out: Path) -> None:
+    """Print, draw and keep what the word errors of the runs come to."""
+    table = design()
     kinds = [kind for kind in wers[0] if kind != "clean, last checkpoint alone"]
     points = {kind: np.array([100 * wers[n][kind] for n in range(len(table))]) for kind in wers[0]}
     effects = {kind: table.T @ points[kind] / (len(table) / 2) for kind in kinds}
-    errors = {kind: lenth(effects[kind]) for kind in kinds}
+    margins = {kind: margin_of_error(effects[kind]) for kind in kinds}
     averaging = points["clean"] - points["clean, last checkpoint alone"]
     shown = Table("with it less without, points of WER", *kinds)
     for row, name in enumerate(LEFT_OUT):
         shown.add_row(name, *(f"{effects[kind][row]:+.1f}" for kind in kinds))
-    shown.add_row("standard error", *(f"{errors[kind]:.1f}" for kind in kinds))
+    shown.add_row("may be chance, up to", *(f"{margins[kind]:.1f}" for kind in kinds))
+    shown.add_row("before", *(f"{100 * before[kind]:.1f}" for kind in kinds))
     shown.add_row("mean of the twelve", *(f"{points[kind].mean():.1f}" for kind in kinds))
     Console(width=200).print(shown)
     uncertain = averaging.std(ddof=1) / np.sqrt(len(table))
     print(f"the last 5 checkpoints averaged less the last alone: {averaging.mean():+.2f} ± {uncertain:.2f}")
-    options.out.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     found = {"wer": {kind: values.tolist() for kind, values in points.items()}, "design": table.tolist()}
-    found |= {"ingredients": list(LEFT_OUT), "steps": options.steps, "standard_error": errors}
+    found |= {
+        "ingredients": list(LEFT_OUT),
+        "before": before,
+        "margin_of_error": margins,
+        "plan": json.loads(str(plan)),
+    }
     found |= {"effects": {kind: values.tolist() for kind, values in effects.items()}}
-    (options.out / "ingredients.json").write_text(json.dumps(found) + "\n")
+    (out / "ingredients.json").write_text(json.dumps(found) + "\n")
     drawn = ("clean", "5 dB", "rooms", "telephone", "Opus, 6 kbit/s")
-    draw({kind: effects[kind] for kind in drawn}, errors, options.out / "ingredients.png")
+    draw({kind: effects[kind] for kind in drawn}, margins, out / "ingredients.png")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from mocha_training import cli, data, losses
 from mocha_training.augment import Augmenter
 from mocha_training.average import average_checkpoints
 from mocha_training.config import TrainConfig
-from mocha_training.data import Corpus, CorpusError, load_corpus, make_batches, trainable
+from mocha_training.data import Batch, Corpus, CorpusError, load_corpus, make_batches, trainable
 from mocha_training.evaluate import Result, evaluate_corpus, summarize, symbol_latencies
 from mocha_training.recipes import plain
 from mocha_training.trainer import EpochBatches, Trainer
@@ -290,35 +290,48 @@ def test_path_training_teaches_the_attention_to_fire(corpus: Corpus, tmp_path: P
     assert history[-1]["path"] < 0.5 * history[0]["path"] and history[-1]["ce"] < history[0]["ce"]
 
 
-def test_the_decoder_is_told_at_times_what_it_would_have_read(corpus: Corpus, tmp_path: Path):
+def path_parts(trainer: Trainer, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Memory, its lengths, CTC log-probabilities and the frames of the tokens, as the trainer has them."""
+    with torch.no_grad():
+        memory, num_memory = trainer.model.encode(*trainer.model.features(batch.samples, batch.num_samples))
+        log_probs = trainer.model.ctc_log_probs(memory)
+    ends = losses.ctc_boundaries(log_probs, num_memory, batch.tokens, batch.num_tokens)
+    return memory, num_memory, log_probs, ends
+
+
+def test_scheduled_sampling_draws_from_the_distributions_of_the_decoder(corpus: Corpus, tmp_path: Path):
     trainer = make_trainer(corpus, tmp_path, attention="path", sampling_probability=0.4)
     model, batch = trainer.model, next(iter(trainer._loader()))
-    often, seldom = (trainer.tokenizer.encode(letter)[0] for letter in "ed")
     with torch.no_grad():
-        model.decoder.output.weight.zero_()
-        model.decoder.output.bias.fill_(-torch.inf)
-        model.decoder.output.bias[[often, seldom]] = torch.tensor([0.75, 0.25]).log()
-        memory, num_memory = model.encode(*model.features(batch.samples, batch.num_samples))
-    ends = losses.ctc_boundaries(model.ctc_log_probs(memory), num_memory, batch.tokens, batch.num_tokens)
-    told = torch.stack([trainer._told(memory, num_memory, batch, ends) for _ in range(40)])
-    other = told[:, (batch.tokens != often) & (batch.tokens != seldom)]
-    right = batch.tokens[(batch.tokens != often) & (batch.tokens != seldom)].expand_as(other)
-    shares = [(other == x).float().mean().item() for x in (right, often, seldom)]
-    assert shares == pytest.approx([0.6, 0.3, 0.1], abs=0.03)
+        model.decoder.output.weight *= 10  # so that distributions differ from place to place
+        model.decoder.output.bias[trainer.tokenizer.eos_id] = 3.0
+    memory, num_memory, _, ends = path_parts(trainer, batch)
+    inputs = torch.stack([trainer._sampled_inputs(memory, num_memory, batch, ends) for _ in range(400)])
+    logits = model.along_path(memory, num_memory, batch.tokens, batch.num_tokens, ends).logits
+    logits[..., [0, 1, 2, 3]] = -torch.inf  # blank, start, end and unknown have never been read
+    drawn = 0.4 * logits.softmax(2)
+    expected = drawn + 0.6 * torch.nn.functional.one_hot(batch.tokens, model.config.vocab_size)
+    found = torch.stack([(inputs == symbol).float().mean(0) for symbol in range(model.config.vocab_size)], dim=2)
+    assert (drawn[:, 1:] - drawn[:, :-1]).abs().max() > 0.25  # a shift by one place would be seen
+    torch.testing.assert_close(found, expected, atol=0.12, rtol=0)
 
 
-def test_what_the_decoder_is_told_is_not_what_it_is_to_read(corpus: Corpus, tmp_path: Path):
+def test_scheduled_sampling_changes_inputs_and_not_targets(corpus: Corpus, tmp_path: Path):
     trainer = make_trainer(corpus, tmp_path, attention="path", sampling_probability=1.0)
     model, batch = trainer.model, next(iter(trainer._loader()))
     with torch.no_grad():
-        model.decoder.output.bias[4] = 1e4  # it would always read this one
-        memory, num_memory = model.encode(*model.features(batch.samples, batch.num_samples))
-        log_probs = model.ctc_log_probs(memory)
-        ends = losses.ctc_boundaries(log_probs, num_memory, batch.tokens, batch.num_tokens)
-        always = torch.full_like(batch.tokens, 4)
-        logits = model.along_path(memory, num_memory, always, batch.num_tokens, ends).logits
-        expected = losses.label_smoothed_cross_entropy(logits, batch.tokens, batch.num_tokens, 0.1)
-        assert trainer._path_losses(memory, num_memory, log_probs, batch)["ce"][1] == pytest.approx(expected.item())
+        model.decoder.output.bias[4] = 30.0  # it would always draw this one
+        model.decoder.embedding.weight *= 10
+    memory, num_memory, log_probs, ends = path_parts(trainer, batch)
+
+    def cross_entropy(inputs: torch.Tensor) -> float:
+        logits = model.along_path(memory, num_memory, inputs, batch.num_tokens, ends).logits
+        return losses.label_smoothed_cross_entropy(logits, batch.tokens, batch.num_tokens, 0.1).item()
+
+    with torch.no_grad():
+        found = trainer._path_losses(memory, num_memory, log_probs, batch)["ce"][1].item()
+        drawn, transcript = cross_entropy(torch.full_like(batch.tokens, 4)), cross_entropy(batch.tokens)
+    assert found == pytest.approx(drawn, abs=1e-5) and abs(drawn - transcript) > 1e-3
 
 
 def test_rows_without_a_ctc_path_count_for_nothing(corpus: Corpus, tmp_path: Path):
@@ -519,6 +532,8 @@ def test_latency_counts_only_matching_symbols():
         (("evaluate", "--joint", 4, "--selection-weight", 1), "--selection-weight: not an option of joint search"),
         (("evaluate", "--beam", 4, "--decoder-weight", 1), "--decoder-weight: not an option of beam search"),
         (("evaluate", "--beam", 4, "--joint", 4), "exclude each other"),
+        (("evaluate", "--joint", 4, "--decoding", "soft"), "--decoding: not an option of joint search"),
+        (("evaluate", "--joint", 4, "--lm-weight", 0.5), "--lm-weight: not an option of joint search"),
         (("evaluate", "--settle"), "--settle needs --joint"),
         (("train", "--recipe", "nosuch"), "no recipe 'nosuch'; there are"),
         (("train", "--recipe", "plain", "--init", "any", "--preset", "tiny"), "--init brings a network"),
@@ -528,6 +543,11 @@ def test_options_that_would_do_nothing_are_refused(options: tuple[str, ...], mes
     places = ("--manifest", manifest) if options[0] == "evaluate" else ("--data", manifest.parent, "--out", "never")
     status, output = said(*options, *places)
     assert status == 1 and message in output
+
+
+def test_sampling_is_of_the_path():
+    with pytest.raises(ValueError, match="along the path"):
+        TrainConfig(attention="expected", sampling_probability=0.4)
 
 
 def test_config_refuses_what_it_does_not_know():

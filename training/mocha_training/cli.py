@@ -150,7 +150,9 @@ def _refuse_options(beam: int, joint: int, settle: bool, given: dict[str, Any]) 
     """An option that the search asked for does not have would change nothing without a word."""
     if beam and joint:
         raise _fail("--beam and --joint exclude each other")
-    has = {*BeamConfig.__annotations__, "lm"} if beam else {*JointConfig.__annotations__, "lm"} if joint else set()
+    has = {"decoding"}
+    if beam or joint:
+        has = {*(BeamConfig if beam else JointConfig).__annotations__, "lm", *(("lm_weight",) if given["lm"] else ())}
     useless = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None and name not in has]
     if useless:
         raise _fail(
@@ -188,7 +190,9 @@ def evaluate(
     selection_weight: Annotated[float | None, typer.Option(help="of the path's decisions, in beam search")] = None,
     decoder_weight: Annotated[float | None, typer.Option(help="of the decoder, in joint search")] = None,
     lm: Annotated[Path | None, typer.Option(help="language model of `train-lm`, for either")] = None,
-    lm_weight: Annotated[float, typer.Option(help="of the language model")] = LANGUAGE_WEIGHT,
+    lm_weight: Annotated[
+        float | None, typer.Option(help=f"of the language model; {LANGUAGE_WEIGHT} if not given")
+    ] = None,
     fold_phones: Annotated[bool, typer.Option(help="score TIMIT's phones as 39 classes; WER is then PER")] = False,
     threads: Annotated[int, typer.Option(help="CPU threads; the real-time factor is per these")] = 1,
 ) -> None:
@@ -196,7 +200,7 @@ def evaluate(
     torch.set_num_threads(threads)
     given: dict[str, Any] = {"threshold": threshold, "length_bonus": length_bonus, "patience": patience}
     given |= {"selection_weight": selection_weight, "decoder_weight": decoder_weight}
-    _refuse_options(beam, joint, settle, given | {"lm": lm})
+    _refuse_options(beam, joint, settle, given | {"lm": lm, "lm_weight": lm_weight, "decoding": decoding})
     try:
         checkpoint = load_checkpoint(model)
         corpus = load_corpus(manifest, units=checkpoint.tokenizer.units)
@@ -204,7 +208,8 @@ def evaluate(
             corpus = corpus.subset(list(range(min(limit, len(corpus.utterances)))))
         how: Decoding | Beam | None = decoding
         if beam or joint:
-            fusion = Fusion(((lm_weight, WordLanguageModel.load(lm, checkpoint.tokenizer)),) if lm else ())
+            weight = LANGUAGE_WEIGHT if lm_weight is None else lm_weight
+            fusion = Fusion(((weight, WordLanguageModel.load(lm, checkpoint.tokenizer)),) if lm else ())
             how = Beam(_search_config(beam, joint, given), fusion, settle)
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task("evaluating", total=len(corpus.utterances))

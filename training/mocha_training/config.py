@@ -57,7 +57,7 @@ class TrainConfig(BaseModel):
         0.0,
         ge=0,
         le=1,
-        description="along the path: that the decoder is told the symbol that it would have read, not the right one",
+        description="of scheduled sampling, along the path: that the decoder is given a draw of its own for a symbol",
     )
     path_weight: float = Field(0.3, ge=0, description="of the likelihood of the path, per token")
     quantity_weight: float = Field(0.2, ge=0)
@@ -81,7 +81,9 @@ class TrainConfig(BaseModel):
     augment: AugmentConfig = AugmentConfig()
 
     @model_validator(mode="after")
-    def _one_smoothing_with_a_middle(self) -> Self:
+    def _options_go_together(self) -> Self:
         if self.neighbour_smoothing and (self.label_smoothing or len(self.neighbour_smoothing) % 2 == 0):
             raise ValueError("neighbour_smoothing has an odd number of weights, and label_smoothing is 0 beside it")
+        if self.sampling_probability and self.attention != "path":
+            raise ValueError("sampling_probability is of training along the path")
         return self

@@ -12,7 +12,7 @@ from mocha_training.weights import Draw, InitConfig, WeightNoise
 def warm_start() -> TrainConfig:
     """The CTC branch alone on short, barely augmented utterances: the fastest way off the all-blank plateau.
 
-    Give its checkpoint to `bundled` with --init.
+    Give its checkpoint to `encoder` with --init.
     """
     gentle = AugmentConfig(
         speed_range=0.06,
@@ -41,7 +41,7 @@ def _moderate() -> AugmentConfig:
 
 
 def encoder() -> TrainConfig:
-    """More CTC alone, on utterances up to 10 s and with more augmentation, after `warm_start`."""
+    """More CTC alone, on utterances up to 10 s and with more augmentation, after `warm_start`; then comes `path`."""
     return TrainConfig(
         ctc_only=0.999,
         batch_seconds=60,
@@ -52,8 +52,8 @@ def encoder() -> TrainConfig:
     )
 
 
-def bundled() -> TrainConfig:
-    """The bundled model of 0.1.0, after `encoder`: CTC + MoChA with CTC-synchronous boundaries and quantity loss."""
+def expected() -> TrainConfig:
+    """The model of 0.1.0, after `encoder`: CTC + MoChA in expectation, CTC-synchronous boundaries, quantity loss."""
     return TrainConfig(
         ctc_only=0.0,
         batch_seconds=60,
@@ -143,7 +143,7 @@ def broaden() -> TrainConfig:
 
 
 def sampled() -> TrainConfig:
-    """More from the bundled model, with --init: augmented as `onward`, and the decoder is told its own errors."""
+    """More from the bundled model, with --init: augmented as `onward`, and the decoder is given draws of its own."""
     return onward().model_copy(update={"sampling_probability": 0.4, "seed": 7})
 
 
@@ -299,7 +299,7 @@ def commonvoice() -> TrainConfig:
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "warm_start": warm_start,
     "encoder": encoder,
-    "bundled": bundled,
+    "expected": expected,
     "path": path,
     "further": further,
     "settle": settle,

@@ -238,8 +238,8 @@ class Trainer:
         c = self.config
         ends = losses.ctc_boundaries(log_probs, num_memory, batch.tokens, batch.num_tokens)
         num_tokens = batch.num_tokens * (ends[:, 0] >= 0)  # rows that cannot be aligned count for nothing
-        told = self._told(memory, num_memory, batch, ends) if c.sampling_probability else batch.tokens
-        out = self.model.along_path(memory, num_memory, told, batch.num_tokens, ends)
+        inputs = self._sampled_inputs(memory, num_memory, batch, ends) if c.sampling_probability else batch.tokens
+        out = self.model.along_path(memory, num_memory, inputs, batch.num_tokens, ends)
         ce = self._cross_entropy(out.logits, batch.tokens, num_tokens)
         decides = out.decides & (num_tokens > 0)[:, None]
         path = losses.path_likelihood(out.energies, out.selects, decides, num_tokens)
@@ -247,13 +247,15 @@ class Trainer:
         return {"ce": (1 - c.ctc_weight, ce), "path": (c.path_weight, path), "fired": (0.0, fired)}
 
     @torch.no_grad()
-    def _told(self, memory: Tensor, num_memory: Tensor, batch: Batch, ends: Tensor) -> Tensor:
-        """Tokens [B, U] that the decoder is to take for what it has read: the transcript's, or its own at times.
+    def _sampled_inputs(self, memory: Tensor, num_memory: Tensor, batch: Batch, ends: Tensor) -> Tensor:
+        """Tokens [B, U] that the decoder is given as what it has read: the transcript's, or draws of its own at times.
 
-        Scheduled sampling (Bengio et al. 2015), all tokens in one pass (Duckworth et al. 2019): what it would have
-        read is drawn from its distributions after the right symbols.
+        Scheduled sampling (Bengio et al. 2015) without a schedule, since runs that use it start from a model that
+        reads; and in one parallel pass, the first of those of Duckworth et al. (2019): each symbol is drawn from the
+        decoder's distribution after the transcript's symbols, not after other draws.
         """
         logits = self.model.along_path(memory, num_memory, batch.tokens, batch.num_tokens, ends).logits.float()
+        logits[..., self.tokenizer.eos_id] = -torch.inf  # never part of what has been read
         probabilities = (logits + self.model.decoder.never).softmax(2)
         drawn = torch.multinomial(probabilities.flatten(0, 1), 1).view(logits.shape[:2])
         own = torch.rand(drawn.shape, device=drawn.device) < self.config.sampling_probability
