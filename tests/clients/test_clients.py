@@ -101,6 +101,9 @@ def test_a_command_whose_packages_are_not_installed_names_the_extra():
     assert (
         done.returncode == 1 and done.stderr == b"error: train needs jiwer: install mocha-asr with the extra `train`\n"
     )
+    code = "import sys; sys.modules['uvicorn'] = None; sys.argv[1:] = ['serve']; import mocha_client.cli as c; c.main()"
+    broken = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert broken.returncode == 1 and b"Traceback" in broken.stderr and b"uvicorn" in broken.stderr
 
 
 def test_help_names_every_command():
