@@ -28,6 +28,7 @@ SUMMARIES = {
     "train": "Train a recogniser.",
     "evaluate": "Measure a recogniser on a corpus.",
     "report": "Draw the loss curves and alignments of a training run.",
+    "average": "Average the weights of several checkpoints.",
     "calibrate": "Fit the confidence of words to how often they are right.",
     "align": "Draw where in a recording the model listens for each character.",
     "synthesize": "Read text aloud with every free voice here, as training data.",

@@ -18,6 +18,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from mocha_model.checkpoint import BUNDLED
 from mocha_model.config import tiny
 from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer
@@ -484,6 +485,19 @@ def test_average(corpus: Corpus, tmp_path: Path):
     mean = Recognizer.load(tmp_path / "mean.safetensors").model.ctc.bias.detach()
     torch.testing.assert_close(mean, (first + 1).half().float())
     assert (tmp_path / "mean.safetensors").stat().st_size < 0.75 * both[0].stat().st_size
+
+
+def test_the_command_averages_what_fits_together(corpus: Corpus, tmp_path: Path):
+    app, runner = typer.Typer(), CliRunner()
+    app.command()(cli.average)
+    trainer = make_trainer(corpus, tmp_path, steps=9)
+    trainer.save()
+    (first,) = tmp_path.glob("step-*.safetensors")
+    mean = tmp_path / "mean.safetensors"
+    assert runner.invoke(app, [str(first), str(first), "--out", str(mean)]).exit_code == 0
+    torch.testing.assert_close(Recognizer.load(mean).model.ctc.bias, trainer.model.ctc.bias.half().float())
+    refused = runner.invoke(app, [str(first), str(BUNDLED), "--out", str(mean)])
+    assert refused.exit_code == 1 and "of one configuration" in " ".join(refused.output.split())
 
 
 def test_evaluation_reports_everything(lively: Recognizer, corpus: Corpus):

@@ -1,4 +1,4 @@
-"""Average the weights of several checkpoints of one run into one that takes half the space."""
+"""Average the weights of several checkpoints into one that takes half the space."""
 
 from collections.abc import Sequence
 from pathlib import Path

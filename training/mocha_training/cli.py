@@ -28,6 +28,7 @@ from mocha_model.tokenizer import Tokenizer, Units, normalize_text
 from mocha_training import calibrate as confidence
 from mocha_training import corpora, language, phones, pictures, recipes, synthesis
 from mocha_training.augment import Augmenter
+from mocha_training.average import average_checkpoints
 from mocha_training.config import Preset, TrainConfig
 from mocha_training.data import Corpus, CorpusError, decode_audio, find_manifest, load_corpus, trainable
 from mocha_training.evaluate import Beam, Decoding, Result, evaluate_corpus, transcribe_corpus
@@ -239,6 +240,17 @@ def _print_report(report: dict[str, Any]) -> None:
         table.add_row(name, str(row["utterances"]), *rates, late)
     Console().print(table)
     Console().print(f"real-time factor {report['rtf']:.4f}, tokens per reference {report['tokens_per_reference']:.3f}")
+
+
+def average(
+    checkpoints: Annotated[list[Path], typer.Argument(help="of one network; what is no weight is the last one's")],
+    out: Annotated[Path, typer.Option(help="checkpoint to write")],
+) -> None:
+    """Write the mean of the weights of several checkpoints, as float16."""
+    try:
+        average_checkpoints(checkpoints, out)
+    except CheckpointError as error:
+        raise _fail(error) from error
 
 
 def calibrate(
