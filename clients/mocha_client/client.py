@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from types import TracebackType
 
+from pydantic import ValidationError
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
@@ -34,6 +35,7 @@ from mocha_server.messages import (
 DEFAULT_URL = "ws://localhost:8000/v1/stream"
 Event = Text | Segment | End | Reconnected
 PIECE_BYTES = 1 << 16  # of audio in one message; servers refuse messages without bound
+READY_S = 10.0  # that a server has to admit a stream once it is connected
 PASSING = (ErrorCode.SERVER_FULL, ErrorCode.INTERNAL)  # errors after which a new connection may succeed
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0  # between attempts to connect again; doubled each time
 
@@ -95,9 +97,9 @@ class StreamingClient:
 
     async def send(self, audio: bytes) -> None:
         """Send audio, cut anywhere; waits while the server is behind or away. Raises ClientError."""
-        if self._restoring:
-            await self._restore(self._open)
         for at in range(0, len(audio), PIECE_BYTES):
+            if self._restoring:
+                await self._restore(self._open)
             piece = bytes(audio[at : at + PIECE_BYTES])
             self._continuity.sent(piece)
             await self._deliver(piece)
@@ -163,17 +165,29 @@ class StreamingClient:
         except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as error:
             raise ClientError(f"no mocha-asr server answers at {self.url} ({error})") from error
         try:
-            await socket.send(self._start.model_dump_json())
-            first = server_messages.validate_json(await socket.recv())
+            first = await self._greet(socket)
+        except BaseException:
+            await socket.close()
+            raise
+        self.ready = first
+        self._continuity.ready(first)
+        return socket
+
+    async def _greet(self, socket: ClientConnection) -> Ready:
+        """Begin a session on a new connection; raises ClientError."""
+        try:
+            async with asyncio.timeout(READY_S):
+                await socket.send(self._start.model_dump_json())
+                first = server_messages.validate_json(await socket.recv())
         except ConnectionClosed as error:
             raise ClientError("the server closed the connection before the stream began") from error
+        except (TimeoutError, ValidationError) as error:
+            raise ClientError(f"{self.url} does not answer as /v1/stream of a mocha-asr server") from error
         if isinstance(first, Error):
             raise ClientError(first.message, first.code)
         if not isinstance(first, Ready):
             raise ClientError("the server did not begin with a ready message")
-        self.ready = first
-        self._continuity.ready(first)
-        return socket
+        return first
 
     async def _deliver(self, message: bytes | str) -> None:
         """Send `message`. If the connection is lost, what restores it also sends again all that must be."""
@@ -196,7 +210,11 @@ class StreamingClient:
                 await self._reconnect()
 
     def _take(self, data: str | bytes) -> None:
-        message = server_messages.validate_json(data)
+        try:
+            message = server_messages.validate_json(data)
+        except ValidationError:
+            self._failure = ClientError("the server sent what this client does not know")
+            return
         if isinstance(message, Error):
             if not message.fatal:
                 self.warnings.append(message)
@@ -225,8 +243,12 @@ class StreamingClient:
                     return
                 if segment := self._continuity.lost():
                     self._events.append(segment)
-                self._socket = await self._connect_again()
-                if await self._resume():
+                socket = await self._connect_again()
+                try:
+                    resumed = await self._resume(socket)
+                finally:
+                    self._socket = socket  # no sooner: until then whoever sends finds the lost one, and waits
+                if resumed:
                     return
         except ClientError as error:
             self._failure = error
@@ -252,21 +274,21 @@ class StreamingClient:
     async def _drain(self) -> None:
         """What a lost connection had brought before it was lost."""
         try:
-            while not self._ended:
+            while not self._ended and not self._failure:
                 self._take(await self._open.recv())
         except ConnectionClosed:
             return
 
-    async def _resume(self) -> bool:
-        """Begin again where text ended; False if this connection is lost too."""
+    async def _resume(self, socket: ClientConnection) -> bool:
+        """Begin again on `socket` where text ended; False if that is lost too."""
         reconnected, position = self._continuity.resume()
         self._events.append(reconnected)
         try:
             while piece := self._continuity.audio(position, PIECE_BYTES):
-                await self._open.send(piece)
+                await socket.send(piece)
                 position += len(piece)
             if self._finishing:
-                await self._open.send(Finish().model_dump_json())
+                await socket.send(Finish().model_dump_json())
         except ConnectionClosed:
             return False
         return True

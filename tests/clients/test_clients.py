@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from mocha_client import client as streaming
 from mocha_client.client import ClientError, StreamingClient, transcribe_stream
 from mocha_model.emissions import text_of
 from mocha_model.recognizer import Recognizer
@@ -55,6 +56,13 @@ async def test_errors_are_typed(lively_server: Any):
         with pytest.raises(ClientError) as caught:
             _ = [event async for event in client]
     assert caught.value.code is ErrorCode.INVALID_AUDIO
+
+
+@pytest.mark.parametrize("path", ["/v1/realtime", "/"])
+async def test_another_protocol_is_no_server_of_ours(lively_server: Any, path: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(streaming, "READY_S", 0.5)  # the vosk protocol answers nothing
+    with pytest.raises(ClientError, match=r"does not answer as /v1/stream"):
+        await StreamingClient(lively_server.url.removesuffix("/v1/stream") + path).__aenter__()
 
 
 @pytest.mark.parametrize("chunk_ms", ["10", "37", "5000"])

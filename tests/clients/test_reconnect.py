@@ -127,6 +127,36 @@ async def test_one_task_sends_while_another_iterates_and_connections_break(proxy
     assert sum(isinstance(e, Reconnected) for e in events) >= 3
 
 
+async def test_what_is_sent_while_a_connection_is_restored_comes_after_what_is_sent_again(
+    lively_server: Any, proxy: Proxy, clip: NDArray[np.int16]
+):
+    quiet = np.zeros(200 * RATE, np.int16)  # gives hardly any text, so that more is sent again than sockets buffer
+    pieces = np.array_split(np.tile(clip, 2), 6)
+    async with StreamingClient(proxy.url) as client:
+        await client.send(quiet.tobytes())
+        events: list[Event] = []
+
+        async def listen() -> None:
+            events.extend([event async for event in client])
+
+        listener = asyncio.create_task(listen())
+        first = client.ready
+        proxy.cut()
+        while client.ready is first:
+            await asyncio.sleep(0.001)
+        for piece in pieces:  # the quiet minutes are on their way meanwhile
+            await client.send(piece.tobytes())
+        await client.finish()
+        await asyncio.wait_for(listener, 60)
+    check_whole(events)
+    (at,) = [number for number, event in enumerate(events) if isinstance(event, Reconnected)]
+    again, after = events[at], characters(events[at + 1 :])
+    assert isinstance(again, Reconnected) and again.time < 100
+    expected = await native(lively_server.url, np.concatenate([quiet, *pieces])[round(again.time * RATE) :])
+    shift = round(again.time / FRAME_S)
+    assert [(c.text, c.frame - shift) for c in after] == [(c.text, c.frame) for c in characters(expected)]
+
+
 async def test_a_lost_server_is_given_up(proxy: Proxy, clip: NDArray[np.int16]):
     for reconnect_s in (0.0, 0.5):
         async with StreamingClient(proxy.url, reconnect_s=reconnect_s) as client:
