@@ -9,11 +9,12 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from itertools import chain
+from concurrent.futures import CancelledError
 from typing import IO, Any, BinaryIO
 
 import av
 
+from mocha_server.media import decoded
 from mocha_server.messages import Encoding, Start
 
 DECODED = Start(sample_rate=16_000, encoding=Encoding.PCM_S16LE, channels=1)
@@ -36,10 +37,8 @@ def decoded_pieces(path: str | IO[bytes], chunk_ms: int) -> Iterator[bytes]:
     held = bytearray()
     try:
         with av.open(_standard_input() if path == "-" else path, mode="r", buffer_size=PIPE_BYTES) as container:
-            resampler = av.AudioResampler(format="s16", layout="mono", rate=DECODED.sample_rate)
-            for frame in chain(container.decode(audio=0), [None]):
-                for block in resampler.resample(frame):
-                    held += block.to_ndarray().tobytes()
+            for block in decoded(container, format="s16", layout="mono", rate=DECODED.sample_rate):
+                held += block.to_ndarray().tobytes()
                 while len(held) >= size:
                     yield bytes(held[:size])
                     del held[:size]
@@ -68,23 +67,28 @@ def _standard_input() -> BinaryIO:
 
 async def read_aside(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
     """Pieces read in a thread of their own, as reading may wait for a pipe while text arrives."""
-    loop, queue = asyncio.get_running_loop(), asyncio.Queue[bytes | BaseException | None](PIECES_AHEAD)
+    loop, queue = asyncio.get_running_loop(), asyncio.Queue[bytes | Exception | None](PIECES_AHEAD)
 
-    def put(item: bytes | BaseException | None) -> None:
-        asyncio.run_coroutine_threadsafe(queue.put(item), loop).result()
+    def put(item: bytes | Exception | None) -> bool:
+        try:
+            asyncio.run_coroutine_threadsafe(queue.put(item), loop).result()
+        except (RuntimeError, CancelledError):
+            return False  # nobody listens any more
+        return True
 
     def read() -> None:
-        with contextlib.suppress(RuntimeError):  # nobody listens any more
-            try:
-                for piece in pieces:
-                    put(piece)
-                put(None)
-            except SourceError as error:
-                put(error)
+        try:
+            for piece in pieces:
+                if not put(piece):
+                    return
+        except Exception as error:  # whatever it is, the listener must not wait for ever
+            put(error)
+        else:
+            put(None)
 
     threading.Thread(target=read, daemon=True).start()
     while (item := await queue.get()) is not None:
-        if isinstance(item, BaseException):
+        if isinstance(item, Exception):
             raise item
         yield item
 

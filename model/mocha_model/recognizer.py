@@ -209,9 +209,9 @@ class Recognizer:
 
     def transcribe(self, samples: Tensor) -> list[Emission]:
         """All emissions of one utterance [N]: one step, then flush."""
-        state = self.init_state(1)
-        found, state = self.step(samples[None], torch.tensor([len(samples)]), state)
-        rest, _ = self.flush(state, torch.tensor([True]))
+        device = samples.device
+        found, state = self.step(samples[None], torch.tensor([len(samples)], device=device), self.init_state(1))
+        rest, _ = self.flush(state, torch.tensor([True], device=device))
         return found[0] + rest[0]
 
     def _emissions(self, symbols: list[Symbol], batch_size: int) -> list[list[Emission]]:

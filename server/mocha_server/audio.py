@@ -10,6 +10,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from mocha_server.media import decoded
 from mocha_server.messages import Encoding, ErrorCode
 
 Samples = NDArray[np.float32] | NDArray[np.int16]  # float32 in [-1, 1], or int16 as it came: see `as_float`
@@ -142,37 +143,21 @@ def decode_file(file: str | IO[bytes], to_rate: int) -> Iterator[Float]:
 
     Raises:
         AudioError: the file is empty, of no audio format, or has no audio in it.
+        OSError: there is no such file, or it may not be read.
 
     """
     try:
         container = av.open(file, mode="r")
+    except (FileNotFoundError, PermissionError, IsADirectoryError):  # FFmpegErrors too, but of the path
+        raise
     except (av.FFmpegError, ValueError, EOFError) as error:
         raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, "not a file of a known audio format") from error
     with container:
         if not container.streams.audio:
             raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, "the file has no audio in it")
-        resampler = av.AudioResampler(format="flt", layout="mono", rate=to_rate, frame_size=to_rate // 2)
         some = False
-        for frame in _frames(container):
-            for block in resampler.resample(frame):
-                some = True
-                yield np.nan_to_num(block.to_ndarray()[0]).clip(-1, 1)
+        for block in decoded(container, format="flt", layout="mono", rate=to_rate, frame_size=to_rate // 2):
+            some = True
+            yield np.nan_to_num(block.to_ndarray()[0]).clip(-1, 1)
         if not some:
             raise AudioError(ErrorCode.EMPTY_AUDIO, "the file has no audio that can be decoded")
-
-
-def _frames(container: Any) -> Iterator[Any]:
-    """Decoded frames, then None; damaged packets are passed over, a broken end is the end."""
-    seen = False
-    try:
-        for packet in container.demux(audio=0):
-            try:
-                for frame in packet.decode():
-                    seen = True
-                    yield frame
-            except av.InvalidDataError:
-                continue
-    except av.FFmpegError:
-        pass
-    if seen:
-        yield None

@@ -88,6 +88,13 @@ def test_stream_command_explains_what_is_wrong(lively_server: Any, tmp_path: Pat
     assert run("stream").returncode == 2
 
 
+def test_transcribe_reads_the_files_that_it_can(tmp_path: Path):
+    done = run("transcribe", str(tmp_path / "missing.wav"), __file__, CLIP, "--beam", "0")
+    assert done.returncode == 1 and done.stdout.strip()
+    errors = " ".join(done.stderr.decode().split())
+    assert "No such file" in errors and "not a file of a known audio format" in errors
+
+
 def test_transcribe_command(tmp_path: Path):
     done = run("transcribe", CLIP, "--format", "json")
     assert done.returncode == 0, done.stderr

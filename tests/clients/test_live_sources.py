@@ -1,5 +1,6 @@
 """`mocha-asr stream` with sources that are still talking: real pipes from ffmpeg, captions meanwhile, a microphone."""
 
+import asyncio
 import contextlib
 import ctypes.util
 import io
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 from mocha_client.captions import Captions
 from mocha_client.client import transcribe_stream
+from mocha_client.sources import read_aside
 from mocha_client.terminal import FLOOR_DB, level_db, level_meter
 from mocha_server.messages import Segment, Text
 
@@ -179,6 +181,17 @@ def test_wrong_options_are_explained(lively_server: Any, tmp_path: Path):
     assert code == 1 and "nowhere" in errors
     code, errors = run(str(tmp_path / "missing.raw"), "--encoding", "mulaw")
     assert code == 1 and "missing.raw" in errors
+
+
+async def test_what_a_source_raises_reaches_its_listener():
+    def pieces() -> Iterator[bytes]:
+        yield b"first"
+        raise RuntimeError("broken")
+
+    given = read_aside(pieces())
+    assert await anext(given) == b"first"
+    with pytest.raises(RuntimeError, match="broken"):
+        await asyncio.wait_for(anext(given), 10)
 
 
 def test_level():

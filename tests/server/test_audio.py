@@ -3,6 +3,7 @@
 import io
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -56,6 +57,29 @@ def test_every_format_gives_the_same_speech(name: str, clip: NDArray[np.int16]):
         (np.abs(np.fft.rfft(samples, 1 << 17)) ** 2).sum() * (np.abs(np.fft.rfft(reference, 1 << 17)) ** 2).sum()
     )
     assert spectrum.sum() / energy > 0.8
+
+
+def mp3(samples: NDArray[np.int16], layout: str, rate: int) -> bytes:
+    """`samples` at 16 kHz as an MP3 file of that layout and rate."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp3") as container:
+        stream = container.add_stream("mp3", rate=rate, layout=layout)
+        frame = av.AudioFrame.from_ndarray(samples[None], format="s16", layout="mono")
+        frame.sample_rate = 16_000
+        resampler = av.AudioResampler(stream.format.name, layout, rate, frame_size=1152)
+        for piece in [*resampler.resample(frame), *resampler.resample(None), None]:
+            container.mux(stream.encode(piece))
+    return file.getvalue()
+
+
+def test_rate_and_channels_may_change_in_the_middle(clip: NDArray[np.int16]):
+    pieces = [mp3(clip, layout, rate) for layout, rate in (("mono", 16_000), ("stereo", 16_000), ("stereo", 44_100))]
+    each = [np.concatenate(list(decode_file(io.BytesIO(piece), 16_000))) for piece in pieces]
+    joined = np.concatenate(list(decode_file(io.BytesIO(b"".join(pieces)), 16_000)))
+    assert len(joined) == pytest.approx(sum(map(len, each)), abs=3 * 1152)
+    loudest = np.correlate(joined, clip[8000:24000] / 32768, "valid")
+    for third in np.array_split(loudest, 3):  # the clip is heard in each part
+        assert third.max() > 0.8 * np.square(clip[8000:24000] / 32768).sum()
 
 
 def test_a_truncated_file_gives_what_could_be_decoded():

@@ -52,6 +52,22 @@ def test_without_voices_the_packages_are_named(monkeypatch: pytest.MonkeyPatch):
 def test_a_voice_that_never_speaks_is_an_error(tmp_path: Path):
     with pytest.raises(SynthesisError, match="festival nobody"):
         synthesis.synthesize(SENTENCES, [Voice("festival", "nobody")], 0.01, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@needs_voices
+def test_what_was_spoken_before_an_interruption_stays(tmp_path: Path):
+    heard: list[float] = []
+
+    def interrupt(seconds: float) -> None:
+        heard.append(seconds)
+        if len(heard) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        synthesis.synthesize(SENTENCES, synthesis.find_voices()[:1], 1.0, tmp_path / "out", progress=interrupt)
+    corpus = load_corpus(tmp_path / "out" / "train.jsonl", tmp_path / "cache")
+    assert len(corpus.utterances) == 3 and corpus.seconds == pytest.approx(sum(heard), rel=0.02)
 
 
 @needs_voices

@@ -18,19 +18,20 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from mocha_model.checkpoint import BUNDLED
+from mocha_model.checkpoint import BUNDLED, CheckpointError, load_checkpoint
 from mocha_model.config import tiny
 from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
 from mocha_training import cli, data, losses
-from mocha_training.augment import Augmenter
+from mocha_training.augment import AugmentConfig, Augmenter
 from mocha_training.average import average_checkpoints
 from mocha_training.config import TrainConfig
 from mocha_training.data import Batch, Corpus, CorpusError, load_corpus, make_batches, trainable
 from mocha_training.evaluate import Result, evaluate_corpus, summarize, symbol_latencies
 from mocha_training.recipes import plain
 from mocha_training.trainer import EpochBatches, Trainer
+from mocha_training.weights import grown
 from tests.training.made_up import said
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -231,6 +232,22 @@ def test_path_likelihood_is_the_probability_of_the_draws():
     torch.testing.assert_close(losses.path_likelihood(energies, selects, decides, torch.tensor([2])), expected)
 
 
+def test_consistency_is_the_mean_divergence_of_each_view_from_the_other():
+    torch.manual_seed(0)
+    logits = torch.randn(4, 7, 5, requires_grad=True)  # two utterances, then their second views
+    log_probs, frames, num_tokens = logits.log_softmax(2), torch.tensor([7, 4, 7, 4]), torch.tensor([5, 3, 5, 3])
+    views = [torch.distributions.Categorical(logits=row[:n]) for row, n in zip(log_probs, frames.tolist(), strict=True)]
+    pairs = [(0, 2), (2, 0), (1, 3), (3, 1)]
+    divergences = [torch.distributions.kl_divergence(views[given], views[own]).sum() for own, given in pairs]
+    found = losses.consistency(log_probs, frames, num_tokens)
+    torch.testing.assert_close(found, torch.stack(divergences).sum() / (4 + 2 + 4 + 2))
+    found.backward()
+    towards = (log_probs.exp() - log_probs.exp()[[2, 3, 0, 1]]) / 12  # as of a cross-entropy: the other is given
+    towards[[1, 3], 4:] = 0
+    torch.testing.assert_close(logits.grad, towards.detach())
+    assert losses.consistency(log_probs[[0, 1, 0, 1]], frames, num_tokens) == 0
+
+
 def test_ctc_boundaries_are_the_last_frames_of_each_character():
     path = [0, 4, 4, 0, 5, 0, 5, 5, 0]
     log_probs = torch.full((1, 9, 6), -20.0)
@@ -333,6 +350,72 @@ def test_scheduled_sampling_changes_inputs_and_not_targets(corpus: Corpus, tmp_p
         found = trainer._path_losses(memory, num_memory, log_probs, batch)["ce"][1].item()
         drawn, transcript = cross_entropy(torch.full_like(batch.tokens, 4)), cross_entropy(batch.tokens)
     assert found == pytest.approx(drawn, abs=1e-5) and abs(drawn - transcript) > 1e-3
+
+
+def test_consistency_takes_two_views_of_each_utterance(corpus: Corpus, tmp_path: Path):
+    changes = {"attention": "path", "consistency_weight": 0.2, "batch_seconds": 16.0}
+    changes["augment"] = AugmentConfig(freq_masks=2, time_masks=2, noise_probability=0, room_probability=0)
+    trainer = make_trainer(corpus, tmp_path, **changes, spec_augment_from=0.0)
+    batch, heard = next(iter(trainer._loader())), []
+    trainer.model.encoder.register_forward_pre_hook(lambda _, given: heard.append(given[0].detach().clone()))
+    assert batch.samples.shape[0] * batch.samples.shape[1] <= 8 * 16_000  # both views are the 16 seconds
+    figures = trainer.train_step(batch)
+    first, second = heard[0].chunk(2)
+    same = (first == second).float().mean()
+    assert len(first) == len(batch.samples) and 0.3 < same < 0.99  # but for what the masks hide in one of them
+    assert figures["consistency"] > 0 and trainer.heard_s == 2 * batch.seconds
+    assert "consistency" not in make_trainer(corpus, tmp_path / "without", attention="path").train_step(batch)
+
+
+@pytest.mark.parametrize("widths", [((16, 16), 24), ((24, 16), 16), ((20, 28), 18)])
+def test_a_grown_network_computes_what_the_small_one_does_and_its_new_units_learn(
+    widths: tuple[tuple[int, int], int], corpus: Corpus, tmp_path: Path
+):
+    trainer = make_trainer(corpus, tmp_path / "small", steps=12, learning_rate=1e-2, attention="path")
+    batch = next(iter(trainer._loader()))
+    for _ in range(12):
+        trainer.train_step(batch)  # so that no weight or statistic is as it was made
+    model = trainer.model.eval()
+    encoder = model.config.encoder.model_copy(update={"lstm_sizes": widths[0], "projection_size": widths[1]})
+    wide = grown(model, model.config.model_copy(update={"encoder": encoder}))
+    assert wide.num_parameters > model.num_parameters and not wide.training
+    parts = []
+    for network in (model, wide):
+        trainer.model = network
+        with torch.no_grad():
+            memory, num_memory, log_probs, ends = path_parts(trainer, batch)
+            out = network.along_path(memory, num_memory, batch.tokens, batch.num_tokens, ends)
+        parts.append((memory[..., :16], log_probs, out.logits, out.energies))
+    for old, new in zip(*parts, strict=True):
+        torch.testing.assert_close(new, old, atol=2e-5, rtol=2e-5)
+    before = {name: weight.clone() for name, weight in wide.state_dict().items()}
+    after = Trainer(trainer.config, wide, trainer.tokenizer, trainer.augmenter, None, tmp_path / "wide")
+    for _ in range(3):
+        after.train_step(batch)
+    changed = {name for name, weight in wide.state_dict().items() if not torch.equal(weight, before[name])}
+    heard = "encoder.stack.1.lstm.weight_ih_l0" if widths[1] > 16 else "encoder.stack.0.projection.weight"
+    new_inputs = wide.state_dict()[heard][:16, 16:]
+    assert heard in changed and new_inputs.numel() and new_inputs.abs().max() > 0
+
+
+def test_networks_are_grown_in_the_widths_of_lstm_layers_alone():
+    model = SpeechModel(tiny(30))
+    encoder, resized = model.config.encoder, tiny(30).model_copy
+    for changes in ({"lstm_sizes": (16, 12)}, {"projection_size": 8}, {"lstm_sizes": (16, 16, 16)}):
+        with pytest.raises(ValueError, match="can only be grown"):
+            grown(model, resized(update={"encoder": encoder.model_copy(update=changes)}))
+    for changed in (tiny(30).with_attention(chunk_width=3), resized(update={"vocab_size": 31})):
+        with pytest.raises(ValueError, match="can only be grown"):
+            grown(model, changed)
+
+
+def test_train_grows_the_bundled_model(manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MOCHA_CACHE", str(tmp_path / "cache"))
+    options = ("--recipe", "plain", "--steps", 1, "--device", "cpu", "--init", BUNDLED, "--preset", "medium")
+    status, output = said("train", *options, "--data", manifest.parent, "--out", tmp_path / "run")
+    assert status == 0 and "6.79 M parameters" in output
+    last = load_checkpoint(tmp_path / "run" / "final.safetensors")
+    assert last.config.encoder.lstm_sizes == (448, 448, 448) and last.provenance["started_from"]["steps"] > 1
 
 
 def test_rows_without_a_ctc_path_count_for_nothing(corpus: Corpus, tmp_path: Path):
@@ -487,6 +570,36 @@ def test_average(corpus: Corpus, tmp_path: Path):
     assert (tmp_path / "mean.safetensors").stat().st_size < 0.75 * both[0].stat().st_size
 
 
+def test_checkpoints_are_in_the_order_of_their_steps(corpus: Corpus, tmp_path: Path):
+    trainer = make_trainer(corpus, tmp_path, average_last=2)
+    for step in (999_000, 999_500, 1_000_000, 1_000_500):
+        trainer.step = step
+        trainer.save()
+    assert {path.stem for path in tmp_path.glob("step-*")} == {"step-1000000", "step-1000500"}
+    trainer.finish()
+    assert load_checkpoint(tmp_path / "final.safetensors").provenance["steps"] == 1_000_500
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_a_run_on_a_gpu_evaluates(corpus: Corpus, tmp_path: Path):
+    config = plain().model_copy(update={"batch_seconds": 8.0, "steps": 2, "evaluate_every": 1, "attention": "path"})
+    tokenizer, augmenter = Tokenizer.from_texts(u.text for u in corpus.utterances), Augmenter(config.augment, corpus)
+    model, dev = SpeechModel(tiny(tokenizer.vocab_size)), corpus.subset([0, 1])
+    Trainer(config, model, tokenizer, augmenter, dev, tmp_path, "cuda").run()
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert sum("dev_wer" in row for row in rows) == 2
+
+
+def test_what_float16_cannot_hold_is_not_written(corpus: Corpus, tmp_path: Path):
+    trainer = make_trainer(corpus, tmp_path, steps=9)
+    with torch.no_grad():
+        trainer.model.ctc.bias += 1e5
+    trainer.save()
+    with pytest.raises(CheckpointError, match="has values that float16 does not"):
+        trainer.finish()
+    assert not (tmp_path / "final.safetensors").exists()
+
+
 def test_the_command_averages_what_fits_together(corpus: Corpus, tmp_path: Path):
     app, runner = typer.Typer(), CliRunner()
     app.command()(cli.average)
@@ -550,7 +663,9 @@ def test_latency_counts_only_matching_symbols():
         (("evaluate", "--joint", 4, "--lm-weight", 0.5), "--lm-weight: not an option of joint search"),
         (("evaluate", "--settle"), "--settle needs --joint"),
         (("train", "--recipe", "nosuch"), "no recipe 'nosuch'; there are"),
-        (("train", "--recipe", "plain", "--init", "any", "--preset", "tiny"), "--init brings a network"),
+        (("train", "--recipe", "plain", "--steps", 0), "greater than 0"),
+        (("train", "--recipe", "plain", "--init", "any", "--chunk-width", 2), "--init brings an attention"),
+        (("train", "--recipe", "plain", "--init", BUNDLED, "--preset", "tiny"), "can only be grown"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(options: tuple[str, ...], message: str, manifest: Path):

@@ -12,7 +12,8 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
     """Write the mean of the floating-point tensors of `paths` to `target`, as float16; the rest is the last one's.
 
     Raises:
-        CheckpointError: there is nothing to average, or the checkpoints are not of one configuration.
+        CheckpointError: there is nothing to average, the checkpoints are not of one configuration, or a weight of the
+            mean is not a number of float16.
 
     """
     loaded = [load_checkpoint(path) for path in paths]
@@ -26,4 +27,7 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
             for name, tensor in states[-1].items()
         }
     )
-    save_checkpoint(target, last.model.half(), last.tokenizer, last.provenance | {"averaged": len(loaded)})
+    for name, tensor in last.model.half().state_dict().items():
+        if not tensor.isfinite().all():
+            raise CheckpointError(f"{target} is not written: {name} has values that float16 does not")
+    save_checkpoint(target, last.model, last.tokenizer, last.provenance | {"averaged": len(loaded)})

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +34,7 @@ from mocha_training.config import Preset, TrainConfig
 from mocha_training.data import Corpus, CorpusError, decode_audio, find_manifest, load_corpus, trainable
 from mocha_training.evaluate import Beam, Decoding, Result, evaluate_corpus, transcribe_corpus
 from mocha_training.trainer import Trainer
-from mocha_training.weights import draw_weights
+from mocha_training.weights import draw_weights, grown
 
 console = Console(stderr=True)
 
@@ -79,7 +80,9 @@ def train(
         typer.Option(envvar="MOCHA_SPEECH", help="corpus directory with train.jsonl[.gz]; may be given again"),
     ],
     recipe: Annotated[str, typer.Option(help="one of: " + ", ".join(recipes.RECIPES))],
-    preset: Annotated[Preset | None, typer.Option(help="network, instead of the recipe's; without --init")] = None,
+    preset: Annotated[
+        Preset | None, typer.Option(help="network, instead of the recipe's; with --init, grown to it")
+    ] = None,
     mechanism: Annotated[
         str | None,
         typer.Option(help="attention, instead of the network's: softmax, monotonic, mocha, matcha; without --init"),
@@ -91,7 +94,9 @@ def train(
     steps: Annotated[int | None, typer.Option(help="length of the run, instead of the recipe's")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="the highest, instead of the recipe's")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda" if torch.cuda.is_available() else "cpu",
-    dev_utterances: Annotated[int, typer.Option(help="dev utterances in evaluations during training")] = 150,
+    dev_utterances: Annotated[
+        int, typer.Option(min=0, help="dev utterances in evaluations during training; 0 for no evaluations")
+    ] = 150,
 ) -> None:
     """Train a recogniser; progress on the terminal, curves and alignment pictures in TensorBoard.
 
@@ -99,8 +104,8 @@ def train(
     """
     if recipe not in recipes.RECIPES:
         raise _fail(f"no recipe {recipe!r}; there are {', '.join(recipes.RECIPES)}")
-    if init is not None and any(x is not None for x in (preset, mechanism, chunk_width)):
-        raise _fail("--init brings a network, so there is no --preset, --mechanism or --chunk-width beside it")
+    if init is not None and any(x is not None for x in (mechanism, chunk_width)):
+        raise _fail("--init brings an attention, so there is no --mechanism or --chunk-width beside it")
     if "WORLD_SIZE" in os.environ:
         torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo")
         device = f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" else device
@@ -108,14 +113,15 @@ def train(
         config = recipes.RECIPES[recipe]()
         changes = {"max_minutes": max_minutes, "steps": steps, "learning_rate": learning_rate, "preset": preset}
         changes |= {"ctc_only": 1.0 if ctc_only else None, "epochs": None if steps is None else 0.0}
-        config = config.model_copy(update={k: v for k, v in changes.items() if v is not None})
+        given = {name: value for name, value in changes.items() if value is not None}
+        config = TrainConfig.model_validate(config.model_dump() | given)
         everything = Corpus.joined([load_corpus(find_manifest(d, "train"), units=config.units) for d in data])
         corpus = trainable(everything, config.min_seconds, config.max_seconds, config.units)
         noises, dev = _first(data, "noise", config.units), _first(data, "dev", config.units)
         if dev is not None:
             chosen = np.random.default_rng(0).permutation(len(dev.utterances))[:dev_utterances]
-            dev = dev.subset(sorted(chosen.tolist()))
-        start = _first_model(config, corpus, mechanism, chunk_width) if init is None else load_checkpoint(init)
+            dev = dev.subset(sorted(chosen.tolist())) if len(chosen) else None
+        start = _first_model(config, corpus, mechanism, chunk_width) if init is None else _started(init, config, preset)
         if start.tokenizer.units != config.units:
             raise CheckpointError(f"{init}: its units are {start.tokenizer.units}, the recipe's {config.units}")
         augmenter = Augmenter(config.augment, corpus, noises)
@@ -126,7 +132,10 @@ def train(
     console.print(f"{len(corpus.utterances)} utterances, {corpus.seconds / 3600:.2f} h; {size}")
     if trainer.resume():
         console.print(f"resumed at step {trainer.step}")
-    trainer.run()
+    try:
+        trainer.run()
+    except CheckpointError as error:
+        raise _fail(error) from error
 
 
 def _first_model(config: TrainConfig, corpus: Corpus, mechanism: str | None, chunk_width: int | None) -> Checkpoint:
@@ -139,6 +148,17 @@ def _first_model(config: TrainConfig, corpus: Corpus, mechanism: str | None, chu
     draw_weights(model, config.init)
     feature_statistics(model, corpus, 500, config.seed)
     return Checkpoint(model, model.config, tokenizer, provenance={})
+
+
+def _started(init: Path, config: TrainConfig, preset: Preset | None) -> Checkpoint:
+    """The checkpoint to start from, grown to `preset` if there is one."""
+    start = load_checkpoint(init)
+    if preset is None:
+        return start
+    torch.manual_seed(config.seed)
+    sizes: model_config.ModelConfig = getattr(model_config, preset)(start.tokenizer.vocab_size)
+    wider = sizes.with_attention(**start.config.attention.model_dump())
+    return replace(start, model=grown(start.model, wider), config=wider, calibration=None, file_calibration=None)
 
 
 def _first(directories: list[Path], split: str, units: Units) -> Corpus | None:

@@ -8,7 +8,7 @@ from mocha_model.tokenizer import Units
 from mocha_training.augment import AugmentConfig
 from mocha_training.weights import InitConfig, WeightNoise
 
-Preset = Literal["small", "large", "wsj_mocha", "wsj_monotonic", "timit", "tiny"]
+Preset = Literal["small", "medium", "large", "wsj_mocha", "wsj_monotonic", "timit", "tiny"]
 
 
 class TrainConfig(BaseModel):
@@ -58,6 +58,12 @@ class TrainConfig(BaseModel):
         ge=0,
         le=1,
         description="of scheduled sampling, along the path: that the decoder is given a draw of its own for a symbol",
+    )
+    consistency_weight: float = Field(
+        0.0,
+        ge=0,
+        description="of the divergence between what the CTC branch reads in two views of each utterance, per token; "
+        "both views count in `batch_seconds`",
     )
     path_weight: float = Field(0.3, ge=0, description="of the likelihood of the path, per token")
     quantity_weight: float = Field(0.2, ge=0)

@@ -94,7 +94,7 @@ def decode_audio(data: bytes, name: str) -> Samples:
             resampler = av.AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
             frames = [f for frame in container.decode(audio=0) for f in resampler.resample(frame)]
             frames += resampler.resample(None)
-    except (av.FFmpegError, IndexError) as error:
+    except (av.FFmpegError, IndexError, ValueError) as error:  # ValueError: the format changes in the middle
         raise CorpusError(f"{name}: not a readable recording ({error})") from error
     parts = [frame.to_ndarray()[0] for frame in frames]
     return np.concatenate(parts) if parts else np.zeros(0, np.int16)
@@ -325,6 +325,10 @@ class Batch:
     def seconds(self) -> float:
         """Real audio in the batch."""
         return float(self.num_samples.sum()) / SAMPLE_RATE
+
+    def twice(self) -> "Batch":
+        """Every utterance, then every utterance once more."""
+        return Batch(*(torch.cat([getattr(self, name)] * 2) for name in self.__dataclass_fields__))
 
     def to(self, device: torch.device) -> "Batch":
         """A copy on `device`."""

@@ -105,7 +105,7 @@ def _decode(model: SpeechModel, tokenizer: Tokenizer, batch: Batch, decoding: De
     else:
         recognizer = Recognizer(model, tokenizer)
     first, state = recognizer.step(batch.samples, batch.num_samples, recognizer.init_state(len(batch.samples)))
-    rest, _ = recognizer.flush(state, torch.ones(len(batch.samples), dtype=torch.bool))
+    rest, _ = recognizer.flush(state, torch.ones_like(batch.num_samples, dtype=torch.bool))
     seconds = time.perf_counter() - began
     emissions = [a + b for a, b in zip(first, rest, strict=True)]
     return _Read([text_of(row) for row in emissions], emissions, seconds)
@@ -127,7 +127,7 @@ def transcribe_corpus(
     for start in range(0, len(order), BATCH_ROWS):
         chosen = [corpus.utterances[i] for i in order[start : start + BATCH_ROWS]]
         audio = [corpus.audio(i) for i in order[start : start + BATCH_ROWS]]
-        batch = collate(audio, [u.text for u in chosen], tokenizer)
+        batch = collate(audio, [u.text for u in chosen], tokenizer).to(next(model.parameters()).device)
         read = _decode(model, tokenizer, batch, decoding)
         spent += read.seconds
         memory, num_frames = model.encode(*model.features(batch.samples, batch.num_samples))

@@ -54,6 +54,19 @@ def ctc(log_probs: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: Tenso
     return per_row.sum() / (num_tokens - 1).sum().clamp(min=1)
 
 
+def consistency(log_probs: Tensor, num_frames: Tensor, num_tokens: Tensor) -> Tensor:
+    """How far the CTC branch's readings of two views of each utterance are from each other (CR-CTC, Yao et al. 2025).
+
+    `log_probs` [2 B, T, V] float32, the second views after the first, with `num_frames` and `num_tokens` [2 B] alike
+    in both halves. Mean of both views' Kullback-Leibler divergences from the other, which is taken as given, summed
+    over frames; per token (eos left out) as `ctc`.
+    """
+    other = torch.cat(log_probs.detach().chunk(2)[::-1])
+    divergence = (other.exp() * (other - log_probs)).sum(2)
+    mask = valid_mask(num_frames, log_probs.shape[1])
+    return (divergence * mask).sum() / (num_tokens - 1).sum().clamp(min=1)
+
+
 def quantity(alpha: Tensor, num_tokens: Tensor) -> Tensor:
     """Mean over the batch of ``|sum alpha - num_tokens|`` (eos counted); alpha [B, U, T]. Per token of the batch."""
     mask = valid_mask(num_tokens, alpha.shape[1])

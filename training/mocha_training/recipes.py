@@ -143,8 +143,13 @@ def broaden() -> TrainConfig:
 
 
 def sampled() -> TrainConfig:
-    """More from the bundled model, with --init: augmented as `onward`, and the decoder is given draws of its own."""
+    """More of `broaden`, with --init: augmented as `onward`, and the decoder is given draws of its own."""
     return onward().model_copy(update={"sampling_probability": 0.4, "seed": 7})
+
+
+def consistent() -> TrainConfig:
+    """More of `sampled`, with --init and grown with --preset medium: two views of an utterance are to be read alike."""
+    return sampled().model_copy(update={"preset": "medium", "consistency_weight": 0.2, "seed": 8})
 
 
 def _no_augmentation() -> AugmentConfig:
@@ -308,6 +313,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "onward": onward,
     "broaden": broaden,
     "sampled": sampled,
+    "consistent": consistent,
     "plain": plain,
     "librispeech": librispeech,
     "tedlium": tedlium,

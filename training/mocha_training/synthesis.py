@@ -15,6 +15,7 @@ import subprocess
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -204,7 +205,8 @@ def synthesize(
     """Write ``train.jsonl`` and its tar shards, at least `hours` of speech; gives the number of utterances.
 
     The same arguments and programs give the same speech. `progress` is told the seconds that each utterance adds.
-    A voice that fails on a sentence is passed over, and ten of them in a row are an error.
+    A voice that fails on a sentence is passed over, and ten of them in a row are an error. What was spoken before an
+    error or an interruption stays, and can be read.
 
     Raises:
         SynthesisError: there are no voices, or they do not speak.
@@ -215,11 +217,9 @@ def synthesize(
     manifest = out / "train.jsonl"
     if manifest.exists():
         raise FileExistsError(f"{manifest} exists already")
-    rows: list[dict[str, str | float]] = []
     seconds, failed = 0.0, 0
     readings = plan(sentences, voices, seed)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        shard: tarfile.TarFile | None = None
+    with ThreadPoolExecutor(os.cpu_count()) as pool, _Shards(out, manifest) as shards:
         while seconds < 3600 * hours:
             some = list(islice(readings, AT_ONCE))
             for reading, spoken in zip(some, pool.map(_spoken, some), strict=True):
@@ -229,30 +229,47 @@ def synthesize(
                         raise spoken
                     continue
                 failed = 0
-                name = f"train-{len(rows) // UTTERANCES_PER_SHARD:03d}.tar"
-                if len(rows) % UTTERANCES_PER_SHARD == 0:
-                    if shard is not None:
-                        shard.close()
-                    shard = tarfile.open(out / name, "w")  # noqa: SIM115 closed when full, or at the end
-                recording, duration = spoken
-                row: dict[str, str | float] = {
-                    "key": f"synthetic-{len(rows):06d}",
-                    "text": reading.spoken,
-                    "written": reading.written,
-                    "speaker": f"{reading.voice.program} {reading.voice.name}",
-                    "corpus": f"synthetic {reading.voice.program}",
-                    "duration": round(duration, 3),
-                }
-                assert shard is not None
-                _add(shard, f"{row['key']}.ogg", recording)
-                _add(shard, f"{row['key']}.json", json.dumps(row).encode())
-                rows.append({**row, "shard": name})
-                seconds += duration
-                progress(duration)
-        if shard is not None:
-            shard.close()
-    manifest.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return len(rows)
+                shards.add(reading, *spoken)
+                seconds += spoken[1]
+                progress(spoken[1])
+    return shards.count
+
+
+class _Shards:
+    """Tar shards and their manifest, written as utterances come; without any, no manifest is left."""
+
+    def __init__(self, out: Path, manifest: Path) -> None:
+        self.count = 0
+        self._out, self._path, self._shard = out, manifest, ExitStack()
+
+    def __enter__(self) -> "_Shards":
+        self._manifest = self._path.open("x", encoding="utf-8")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._manifest.close()
+        if not self.count:
+            self._path.unlink()
+        self._shard.close()
+
+    def add(self, reading: Reading, recording: bytes, duration: float) -> None:
+        """One more utterance, of `duration` seconds; the manifest names it once the shard has it."""
+        name = f"train-{self.count // UTTERANCES_PER_SHARD:03d}.tar"
+        if self.count % UTTERANCES_PER_SHARD == 0:
+            self._shard.close()
+            self._tar = self._shard.enter_context(tarfile.open(self._out / name, "w"))  # noqa: SIM115
+        row: dict[str, str | float] = {
+            "key": f"synthetic-{self.count:06d}",
+            "text": reading.spoken,
+            "written": reading.written,
+            "speaker": f"{reading.voice.program} {reading.voice.name}",
+            "corpus": f"synthetic {reading.voice.program}",
+            "duration": round(duration, 3),
+        }
+        _add(self._tar, f"{row['key']}.ogg", recording)
+        _add(self._tar, f"{row['key']}.json", json.dumps(row).encode())
+        self._manifest.write(json.dumps({**row, "shard": name}) + "\n")
+        self.count += 1
 
 
 def _spoken(reading: Reading) -> tuple[bytes, float] | SynthesisError:

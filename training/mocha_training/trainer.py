@@ -59,7 +59,8 @@ class EpochBatches(Dataset[Batch]):
         rng = np.random.default_rng((config.seed, epoch))
         self.examples = [augmenter.draw(index, rng) for index in range(len(augmenter.corpus.utterances))]
         seconds = [example.seconds for example in self.examples]
-        self.batches = make_batches(seconds, config.batch_seconds, rng, world, config.batch_utterances)
+        views = 2 if config.consistency_weight else 1
+        self.batches = make_batches(seconds, config.batch_seconds / views, rng, world, config.batch_utterances)
 
     def __len__(self) -> int:
         """Batches left in the epoch for this process; the same number for each."""
@@ -153,7 +154,7 @@ class Trainer:
         self.model.train()
         if not self.config.train_encoder:
             self.model.encoder.eval()  # no dropout, and the statistics of batch norm stay too
-        batch = batch.to(self.device)
+        batch = (batch.twice() if self.config.consistency_weight else batch).to(self.device)
         self.model.zero_grad(set_to_none=True)
         with perturbed(self.noisy, self.weight_noise_std()):
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bf16):
@@ -212,16 +213,23 @@ class Trainer:
                 frames = spec_augment(frames, c.augment, generator)
         memory, num_memory = model.encode(frames, num_frames)
         log_probs = model.ctc_log_probs(memory.detach() if self._ctc_listens else memory)
-        value = losses.ctc(log_probs, num_memory, batch.tokens, batch.num_tokens)
+        parts = {"ctc": (1.0, losses.ctc(log_probs, num_memory, batch.tokens, batch.num_tokens))}
+        if c.consistency_weight:
+            parts["consistency"] = (
+                c.consistency_weight,
+                losses.consistency(log_probs, num_memory, batch.num_tokens),
+            )
         if self.progress < c.ctc_only:
-            return {"ctc": (1.0, value)}
+            return parts
+        weight = c.ctc_weight or 1.0
+        parts = {name: (weight * own, value) for name, (own, value) in parts.items()}
         if c.attention == "path":
-            return {"ctc": (c.ctc_weight or 1.0, value)} | self._path_losses(memory, num_memory, log_probs, batch)
+            return parts | self._path_losses(memory, num_memory, log_probs, batch)
         grown = (self.progress - c.ctc_only) / (c.noise_full_at - c.ctc_only) if c.noise_full_at > c.ctc_only else 1.0
         noise = c.noise_std * min(1.0, grown)
         out = model.teacher_forced(memory, num_memory, batch.tokens, batch.num_tokens, noise)
         ce = self._cross_entropy(out.logits, batch.tokens, batch.num_tokens)
-        parts = {"ctc": (c.ctc_weight or 1.0, value), "ce": (1 - c.ctc_weight, ce)}
+        parts["ce"] = (1 - c.ctc_weight, ce)
         if not model.decoder.attention.is_online:
             return parts  # a softmax selects once per step, and has no latency
         if c.quantity_weight:
@@ -341,8 +349,12 @@ class Trainer:
         save_checkpoint(
             self.directory / f"step-{self.step:06d}.safetensors", self.model, self.tokenizer, self.provenance()
         )
-        for old in sorted(self.directory.glob("step-*.safetensors"))[: -self.config.average_last]:
+        for old in self._saved()[: -self.config.average_last]:
             old.unlink()
+
+    def _saved(self) -> list[Path]:
+        """The numbered checkpoints, oldest first."""
+        return sorted(self.directory.glob("step-*.safetensors"), key=lambda path: int(path.stem.split("-")[1]))
 
     def resume(self) -> bool:
         """Go on from ``last.pt``, if there is one."""
@@ -364,8 +376,8 @@ class Trainer:
         """Make ``final.safetensors``, in float16: the best, or the last ones averaged (batch norm statistics too)."""
         from mocha_training.average import average_checkpoints
 
-        best, last = self.directory / "best.safetensors", sorted(self.directory.glob("step-*.safetensors"))
-        chosen = [best] if self.config.final == "best" and best.is_file() else last
+        best = self.directory / "best.safetensors"
+        chosen = [best] if self.config.final == "best" and best.is_file() else self._saved()
         average_checkpoints(chosen, self.directory / "final.safetensors")
         if self.writer:
             self.writer.close()

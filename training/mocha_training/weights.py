@@ -8,6 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from mocha_model.config import ModelConfig
 from mocha_model.encoder import ConvLSTM
 from mocha_model.model import SpeechModel
 
@@ -62,6 +63,33 @@ def draw_weights(model: SpeechModel, config: InitConfig) -> None:
             parameter.uniform_(-draw.scale, draw.scale)
         else:
             nn.init.trunc_normal_(parameter, std=draw.scale, a=-2 * draw.scale, b=2 * draw.scale)
+
+
+@torch.no_grad()
+def grown(model: SpeechModel, config: ModelConfig) -> SpeechModel:
+    """A network of `config`, with wider LSTM layers, that computes what `model` does: for training to go on from.
+
+    The units added have first weights from torch's global random state, and none of the old ones hears them: those
+    weights are 0 (Net2Net, Chen et al. 2016, copies units instead). In evaluation mode.
+
+    Raises:
+        ValueError: `config` is not `model`'s with LSTM layers, and their projections, as wide or wider.
+
+    """
+    sizes = {"lstm_sizes": config.encoder.lstm_sizes, "projection_size": config.encoder.projection_size}
+    same = model.config.model_copy(update={"encoder": model.config.encoder.model_copy(update=sizes)})
+    wider = SpeechModel(config).eval()
+    old, new = model.state_dict(), wider.state_dict()
+    if same != config or old.keys() != new.keys():
+        raise ValueError("a network can only be grown in the widths of its LSTM layers")
+    for name, kept in old.items():
+        gates = 4 if ".lstm." in name else 1  # whose rows follow one another in an LSTM's weights
+        target, source = (t.reshape(gates, -1, *t.shape[1:]) for t in (new[name], kept))
+        if any(a > b for a, b in zip(source.shape, target.shape, strict=True)):
+            raise ValueError(f"a network can only be grown: {name} has {list(kept.shape)}, not {list(new[name].shape)}")
+        target[:, : source.shape[1]] = 0
+        target[tuple(slice(n) for n in source.shape)] = source
+    return wider
 
 
 def noisy_parameters(model: SpeechModel, where: Literal["matrices", "lstm"]) -> list[nn.Parameter]:
