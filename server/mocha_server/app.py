@@ -82,10 +82,13 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
         app.include_router(adapter.router)
 
     @app.get("/health")
-    async def health(request: Request) -> dict[str, str | int]:
-        """Whether the server takes streams, and how many live ones it has."""
+    async def health(request: Request, response: Response) -> dict[str, str | int]:
+        """Whether the server takes streams (200, or 503), and how many live ones it has."""
         engine: Engine = request.app.state.engine
-        return {"status": "ok", "model": engine.info.name, "streams": metrics.streams, "capacity": engine.capacity}
+        running = engine.is_running
+        response.status_code = 200 if running else 503
+        status = "ok" if running else "stopped"
+        return {"status": status, "model": engine.info.name, "streams": metrics.streams, "capacity": engine.capacity}
 
     @app.get("/metrics")
     async def prometheus() -> Response:

@@ -48,7 +48,7 @@ class Limits:
     Attributes:
         capacity: streams at once.
         block_ms: audio that a live stream gathers before a step, rounded to whole frames.
-        max_buffer_s: audio waiting per stream; then the sender is paced.
+        max_buffer_s: audio waiting per stream, a block at least; then the sender is paced.
         max_lag_s: no live stream is admitted while live audio waits longer than this; files, which yield, are.
 
     """
@@ -71,9 +71,10 @@ class Engine:
         """
         rate, info, capacity = recognizer.sample_rate, model_info(recognizer), limits.capacity
         self._recognizer, self.capacity, self.info = recognizer, capacity, info
-        self.max_buffer, self._max_lag_s = int(limits.max_buffer_s * rate), limits.max_lag_s
+        self._max_lag_s = limits.max_lag_s
         head_start = max(0, info.frame_samples - info.latency_samples)
         block = max(1, round(rate * limits.block_ms / 1000 / info.frame_samples)) * info.frame_samples
+        self.max_buffer = max(int(limits.max_buffer_s * rate), block)  # with less, no step would ever be due
         self._scheduler = Scheduler(block, max(int(rate * LARGEST_S), block), min(capacity, MAX_ROWS), head_start)
         self._pool, self._device = recognizer.init_state(capacity), recognizer.model.features.mean.device
         self._free = list(range(capacity))[::-1]
@@ -82,14 +83,20 @@ class Engine:
         self._forgotten: list[int] = []  # roots of phrases that no stream uses after the step at hand
         self._lock, self._background = threading.Condition(), background
         self._stopping, self._idle, self._warm = False, False, threading.Event()
+        self._broken: Exception | None = None  # why it could not begin
         self.lag_s = 0.0  # by which live audio was late in the steps of late; decays
         self.metrics = metrics or Metrics()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Begin to serve, once steps on silence have claimed the memory and made the kernels that all others need."""
+        """Begin to serve, once steps on silence have claimed the memory and made the kernels that all others need.
+
+        Raises what these steps raise.
+        """
         self._thread.start()
         self._warm.wait()
+        if self._broken is not None:
+            raise self._broken
 
     def stop(self) -> None:
         """Finish the step at hand and end the thread; open streams get an error."""
@@ -97,6 +104,11 @@ class Engine:
             self._stopping = True
             self._lock.notify()
         self._thread.join()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether streams are served."""
+        return self._thread.is_alive() and not self._stopping
 
     @property
     def num_streams(self) -> int:
@@ -160,7 +172,6 @@ class Engine:
         with self._lock:
             if not stream.closed:
                 stream.closed = True
-                stream._room.set()
                 stream.blocks.clear()
                 self._ready.pop(stream.row, None)
                 self._forgotten += [stream.phrases, *stream.old_phrases]
@@ -191,22 +202,32 @@ class Engine:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_PRIORITY)
         try:
             warm_up(self._recognizer, self._scheduler)
+        except Exception as error:
+            self._broken = error
+            return
         finally:
             self._warm.set()
-        while (taken := self._wait()) is not None:
-            try:
-                self._step(taken)
-            except Exception:  # the model failed for these rows: they end, the server goes on
-                log.exception("a step of %d streams failed", len(taken))
-                error = EngineError(ErrorCode.INTERNAL, "the recogniser failed on this audio")
-                self._post([(stream, [error]) for stream, _, _ in taken])
-                for stream, _, _ in taken:
-                    self.release(stream)
-        error = EngineError(ErrorCode.INTERNAL, "the server stops")
-        left = list(self._streams.values())
-        for stream in left:
+        try:
+            while (taken := self._wait()) is not None:
+                self._try_step(taken)
+        finally:
+            with self._lock:
+                self._stopping = True
+            self._give_up(list(self._streams.values()), "the server stops")
+
+    def _try_step(self, taken: list[tuple[Stream, Work, Samples]]) -> None:
+        """A step. If the model fails for these rows, they end and the server goes on."""
+        try:
+            self._step(taken)
+        except Exception:
+            log.exception("a step of %d streams failed", len(taken))
+            self._give_up([stream for stream, _, _ in taken], "the recogniser failed on this audio")
+
+    def _give_up(self, streams: list[Stream], why: str) -> None:
+        """End `streams` with an error; called in the thread."""
+        for stream in streams:
             self.release(stream)
-        self._post([(stream, [error]) for stream in left])
+        self._post([(stream, [EngineError(ErrorCode.INTERNAL, why)]) for stream in streams])
 
     def _wait(self) -> list[tuple[Stream, Work, Samples]] | None:
         """The next batch with its audio, as soon as there is one; None to stop."""

@@ -38,7 +38,9 @@ class Settings(BaseSettings):
     )
     language_model: Path | None = Field(None, description="for all of them; the bundled one if it has the vocabulary")
     block_ms: int = Field(80, ge=20, le=1000, description="audio that a live stream gathers before a step")
-    max_buffer_s: float = Field(4.0, gt=0, description="audio waiting per stream; then the sender is paced")
+    max_buffer_s: float = Field(
+        4.0, gt=0, description="audio waiting per stream, a block at least; then the sender is paced"
+    )
     idle_s: float = Field(60.0, gt=0, description="a stream that sends nothing for so long is closed")
     max_lag_ms: float = Field(500.0, gt=0, description="no live stream is admitted while others are later than this")
     threads: int = Field(1, ge=1, description="CPU threads of the model in each process")

@@ -96,6 +96,7 @@ class Stream:
     def close(self) -> None:
         """Give the row back at once, whatever is still buffered."""
         self.engine.release(self)
+        self._room.set()
 
     async def events(self) -> AsyncIterator[list[Emission]]:
         """Groups of emissions until the stream has flushed; raises EngineError if it cannot go on."""

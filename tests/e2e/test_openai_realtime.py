@@ -193,6 +193,9 @@ async def test_an_update_changes_only_what_it_names(lively_server: Any):
             session={"type": "transcription", "audio": {"input": {"format": {"rate": 48_000}}}}
         )
         assert (await connection.recv()).session.audio.input.format.rate == 48_000
+        same = {"format": {"type": "audio/pcm"}, "turn_detection": None}
+        await connection.session.update(session={"type": "transcription", "audio": {"input": same}})
+        assert (await connection.recv()).session.audio.input.format.rate == 48_000
 
 
 async def test_a_full_server_and_an_idle_client(make_server: Any, lively: Recognizer):

@@ -97,6 +97,15 @@ async def test_the_default_rate_and_options(lively_server: Any, speech: Any, hea
     assert all(set(r) in ({"partial"}, {"text"}) for r in replies)
 
 
+async def test_a_second_config_changes_what_it_names(lively_server: Any, speech: Any, heard: Callable[..., Any]):
+    async with connect(address(lively_server)) as socket:
+        await socket.send(CONFIG % 16_000)
+        await socket.send('{"config":{"words":false}}')
+        replies = await lockstep(socket, [*speech.pieces(), EOF])
+    assert text_of(replies) == heard(lively_server, speech.pcm).text
+    assert not any("result" in reply for reply in replies)
+
+
 async def test_alternatives(lively_server: Any, speech: Any, heard: Callable[..., Any]):
     async with connect(address(lively_server)) as socket:
         await socket.send('{"config":{"sample_rate":16000,"max_alternatives":3}}')

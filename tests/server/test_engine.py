@@ -126,6 +126,48 @@ async def test_a_fast_sender_waits_for_room(engine: Engine, clip: NDArray[np.int
     await heard
 
 
+@pytest.mark.parametrize(("block_ms", "max_buffer_s"), [(80, 0.001), (1000, 0.5)])
+async def test_a_buffer_holds_a_block_at_least(
+    lively: Recognizer, clip: NDArray[np.int16], block_ms: int, max_buffer_s: float
+):
+    engine = Engine(lively, Limits(capacity=2, block_ms=block_ms, max_buffer_s=max_buffer_s))
+    engine.start()
+    stream = engine.open(live=True)
+    await asyncio.wait_for(stream.write(clip), 60)
+    stream.finish()
+    assert await text(stream) == text_of(lively.transcribe(torch.from_numpy(clip / np.float32(32768))))
+    engine.stop()
+
+
+def test_an_engine_that_cannot_begin_says_why(lively: Recognizer, monkeypatch: pytest.MonkeyPatch):
+    engine = Engine(lively, Limits(capacity=2))
+    assert not engine.is_running
+
+    def fail(*parts: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("mocha_server.engine.warm_up", fail)
+    with pytest.raises(MemoryError, match="no room"):
+        engine.start()
+    assert not engine.is_running
+
+
+async def test_an_engine_that_stops_ends_its_streams(lively: Recognizer, clip: NDArray[np.int16]):
+    engine = Engine(lively, Limits(capacity=2, max_buffer_s=0.1))
+    engine.start()
+    assert engine.is_running
+    stream = engine.open(live=True)
+    writing = asyncio.create_task(stream.write(np.tile(clip, 200)))  # waits for room most of the time
+    await asyncio.sleep(0.05)
+    await asyncio.to_thread(engine.stop)
+    await asyncio.wait_for(writing, 10)
+    with pytest.raises(EngineError, match="the server stops"):
+        await text(stream)
+    assert not engine.is_running
+    with pytest.raises(EngineError):
+        engine.open(live=True)
+
+
 async def test_batches_of_every_size_and_their_padding_change_no_text(
     engine: Engine, lively: Recognizer, clip: NDArray[np.int16]
 ):

@@ -12,7 +12,7 @@ from mocha_model.emissions import text_of
 from mocha_model.recognizer import Recognizer
 from mocha_server.engine import Engine, Limits
 from mocha_server.messages import Encoding, End, Error, ErrorCode, Segment, Start, Text
-from mocha_server.protocols.live import Gone, Live, Refused, Request, Said, Then, converse
+from mocha_server.protocols.live import Gone, Live, Refused, Request, Said, Then, converse, cut
 from mocha_server.stream import EngineError
 
 START = Start()
@@ -24,6 +24,14 @@ def engine(lively: Recognizer) -> Any:
     running.start()
     yield running
     running.stop()
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 15, (1 << 15) + 1, 200_000])
+def test_messages_are_cut_into_pieces_of_bounded_size(size: int):
+    audio = bytes(range(256)) * (size // 256 + 1)
+    pieces = cut(audio[:size])
+    assert b"".join(pieces) == audio[:size] and len(pieces) == max(1, -(-size // (1 << 15)))
+    assert max(map(len, pieces)) <= 1 << 15
 
 
 def segments_text(messages: list[Any]) -> str:

@@ -85,6 +85,13 @@ def test_full_server_refuses_uploads(make_server: Any, lively: Recognizer):
     assert response.status_code == 503 and response.json()["error"]["code"] == "server_full"
 
 
+def test_health_of_a_server_that_serves_no_streams(make_server: Any, lively: Recognizer):
+    server = make_server(lively)
+    server.app.state.engine.stop()
+    response = httpx.get(f"{server.http}/health")
+    assert response.status_code == 503 and response.json()["status"] == "stopped"
+
+
 def test_pages(lively_server: Any):
     assert httpx.get(f"{lively_server.http}/health").json()["status"] == "ok"
     assert httpx.get(f"{lively_server.http}/v1/models").json()["data"][0]["id"] == "lively"

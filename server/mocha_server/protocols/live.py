@@ -31,6 +31,11 @@ InContra = TypeVar("InContra", contravariant=True)
 OutContra = TypeVar("OutContra", contravariant=True)
 
 
+def cut(audio: bytes) -> list[bytes]:
+    """A message of audio in pieces, one at least; between them others have their turn."""
+    return [audio[at : at + PIECE_BYTES] for at in range(0, max(1, len(audio)), PIECE_BYTES)]
+
+
 class Gone(Exception):
     """The client has left."""
 
@@ -137,8 +142,8 @@ class Live:
     async def hear(self, audio: bytes, start: Start) -> None:
         """Give audio to the recogniser; `start` describes it. Raises Refused or EngineError."""
         stream, session = self.open(), self._session or await self._begin(start)
-        for at in range(0, len(audio), PIECE_BYTES):
-            received = session.receive(audio[at : at + PIECE_BYTES])
+        for piece in cut(audio):
+            received = session.receive(piece)
             self._check(received.messages)
             await stream.write(received.samples)
             await asyncio.sleep(0)

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from mocha_server.engine import Engine
 from mocha_server.messages import Error, ErrorCode
+from mocha_server.protocols.live import cut
 from mocha_server.session import Session, State
 from mocha_server.stream import EngineError, Stream
 
@@ -85,17 +86,19 @@ async def _read(socket: WebSocket, session: Session, opened: Stream, idle: IdleT
         idle.since = None
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", 1006))
-        data = message["text"] if message.get("text") is not None else message.get("bytes", b"")
-        received = session.receive(data)
-        for out in received.messages:
-            if isinstance(out, Error) and out.fatal:
-                return out
-            await _send(socket, out)
-        if received.phrases:
-            await opened.favour(received.phrases)
-        await opened.write(received.samples)
-        if received.finished:
-            opened.finish()
+        text = message.get("text")
+        for piece in [text] if text is not None else cut(message.get("bytes", b"")):
+            received = session.receive(piece)
+            for out in received.messages:
+                if isinstance(out, Error) and out.fatal:
+                    return out
+                await _send(socket, out)
+            if received.phrases:
+                await opened.favour(received.phrases)
+            await opened.write(received.samples)
+            if received.finished:
+                opened.finish()
+            await asyncio.sleep(0)
 
 
 async def _write(socket: WebSocket, session: Session, opened: Stream) -> None:

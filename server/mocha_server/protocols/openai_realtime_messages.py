@@ -112,8 +112,8 @@ def merged(config: SessionConfig, changes: dict[str, Any]) -> SessionConfig:
     A format that changes its type starts from that type's defaults, so that no rate is inherited from another.
     """
     base = config.model_dump()
-    new_format = _at(changes, "audio", "input", "format")
-    if isinstance(new_format, dict) and "type" in new_format:
+    new_format, old_type = _at(changes, "audio", "input", "format"), _at(base, "audio", "input", "format", "type")
+    if isinstance(new_format, dict) and new_format.get("type", old_type) != old_type:
         base["audio"]["input"]["format"] = {}
     return SessionConfig.model_validate(_deep(base, changes))
 

@@ -135,9 +135,11 @@ async def _serve(transport: WebSocketTransport, live: Live, idle_s: float) -> No
             continue
         control = parse(message)
         if control.config is not None:
-            if heard and control.config.sample_rate != translator.config.sample_rate:
+            given = {name: getattr(control.config, name) for name in control.config.model_fields_set}
+            config = translator.config.model_copy(update=given)  # what is not given stays, as in vosk-server
+            if heard and config.sample_rate != translator.config.sample_rate:
                 raise refused(ErrorCode.INVALID_MESSAGE, "the sample rate cannot change after audio was sent")
-            translator.config = control.config
+            translator.config = config
         if control.eof or control.reset:
             await live.end(translator.start)
             async for last in live.utterance():
