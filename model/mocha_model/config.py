@@ -171,7 +171,7 @@ def timit(vocab_size: int) -> ModelConfig:
 
 
 def small(vocab_size: int) -> ModelConfig:
-    """The bundled model: no ConvLSTM, three LSTM-320 layers; about 4 M parameters, made to train and run on a CPU."""
+    """No ConvLSTM, three LSTM-320 layers; about 4 M parameters, made to train and run on a CPU."""
     return ModelConfig(
         vocab_size=vocab_size,
         encoder=EncoderConfig(
@@ -186,7 +186,7 @@ def small(vocab_size: int) -> ModelConfig:
 
 
 def medium(vocab_size: int) -> ModelConfig:
-    """As `small` with LSTM-448 layers; about 6.8 M parameters, half as much work again for a server."""
+    """The bundled model: as `small`, with LSTM-448 layers; about 6.8 M parameters."""
     sizes = small(vocab_size)
     wider = sizes.encoder.model_copy(update={"lstm_sizes": (448, 448, 448), "projection_size": 448})
     return sizes.model_copy(update={"encoder": wider})

@@ -18,8 +18,8 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from mocha_model.checkpoint import BUNDLED, CheckpointError, load_checkpoint
-from mocha_model.config import tiny
+from mocha_model.checkpoint import BUNDLED, CheckpointError, load_checkpoint, save_checkpoint
+from mocha_model.config import small, tiny
 from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
@@ -409,13 +409,15 @@ def test_networks_are_grown_in_the_widths_of_lstm_layers_alone():
             grown(model, changed)
 
 
-def test_train_grows_the_bundled_model(manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_train_grows_a_checkpoint(manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MOCHA_CACHE", str(tmp_path / "cache"))
-    options = ("--recipe", "plain", "--steps", 1, "--device", "cpu", "--init", BUNDLED, "--preset", "medium")
+    tokenizer, first = load_checkpoint().tokenizer, tmp_path / "small.safetensors"
+    save_checkpoint(first, SpeechModel(small(tokenizer.vocab_size)), tokenizer, {"steps": 7})
+    options = ("--recipe", "plain", "--steps", 1, "--device", "cpu", "--init", first, "--preset", "medium")
     status, output = said("train", *options, "--data", manifest.parent, "--out", tmp_path / "run")
     assert status == 0 and "6.79 M parameters" in output
     last = load_checkpoint(tmp_path / "run" / "final.safetensors")
-    assert last.config.encoder.lstm_sizes == (448, 448, 448) and last.provenance["started_from"]["steps"] > 1
+    assert last.config.encoder.lstm_sizes == (448, 448, 448) and last.provenance["started_from"]["steps"] == 7
 
 
 def test_rows_without_a_ctc_path_count_for_nothing(corpus: Corpus, tmp_path: Path):
