@@ -1,4 +1,4 @@
-"""Joint search: prefixes of the CTC branch, scored by the MoChA decoder and by language models as they grow.
+"""Joint search: prefixes of the CTC branch, scored by language models, and the MoChA decoder, as they grow.
 
 CTC prefix search (Graves et al. 2006, section 3.2; Hannun et al. 2014) says at which frame a symbol may be written; the
 decoder attends to the chunk that ends there, as it was trained to along the CTC path, and says which (triggered
@@ -32,7 +32,7 @@ class JointConfig:
     Attributes:
         width: prefixes kept per stream.
         threshold: prefixes this much worse than the best one (natural logarithm) are dropped.
-        decoder_weight: of the decoder's log-probabilities.
+        decoder_weight: of the decoder's log-probabilities; 0 beside a language model, which then reads better.
         length_bonus: added per symbol.
         patience: as of `BeamConfig`.
 
@@ -40,8 +40,8 @@ class JointConfig:
 
     width: int = 32
     threshold: float = 12.0
-    decoder_weight: float = 0.5
-    length_bonus: float = 1.3
+    decoder_weight: float = 0.0
+    length_bonus: float = 1.0
     patience: int | None = None
 
 

@@ -26,7 +26,7 @@ from mocha_model.tokenizer import Tokenizer
 
 BUNDLED_LANGUAGE = BUNDLED.with_name("language.safetensors")
 LANGUAGE_WEIGHT = 0.8
-BONUS_ALONE = 0.5  # per symbol, without a language model
+WEIGHT_ALONE, BONUS_ALONE = 0.5, 0.5  # of the decoder, and per symbol, without a language model
 JOINT_PHRASE_BONUS = 1.5  # per character of a phrase: it is up against the language model
 
 
@@ -50,7 +50,7 @@ def joint_search(tokenizer: Tokenizer, width: int, language: Path | None = None)
     except VocabularyError:
         if language:
             raise
-        return JointConfig(width, length_bonus=BONUS_ALONE), Fusion(())
+        return JointConfig(width, decoder_weight=WEIGHT_ALONE, length_bonus=BONUS_ALONE), Fusion(())
     return JointConfig(width), Fusion(((LANGUAGE_WEIGHT, model),))
 
 
