@@ -1,5 +1,6 @@
 """Augmentation: each distortion against what it claims, and examples that depend on nothing but their seed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torchaudio.functional import fftconvolve
 
+from mocha_model.checkpoint import load_checkpoint
 from mocha_model.config import FeatureConfig
 from mocha_model.features import LogMel
 from mocha_training.augment import AugmentConfig, Augmenter
@@ -23,6 +25,7 @@ from mocha_training.distortion import (
     room_response,
     through_codec,
 )
+from mocha_training.pauses import Cut, find_cuts, kept_cuts, middles
 from mocha_training.spectral import spec_augment, warp_vocal_tract
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -34,7 +37,10 @@ SECOND = np.arange(16_000) / 16_000
 def corpus() -> Corpus:
     """Two recordings of two sentences."""
     files = tuple(decode_audio((FIXTURES / f"{name}.wav").read_bytes(), name) for name in ("weather", "suit"))
-    texts = ("the weather is fine today", "she had your dark suit")
+    texts = (
+        "the weather is fine today and we are going to the river",
+        "she had your dark suit in greasy wash water all year",
+    )
     return Corpus(tuple(Utterance(str(n), texts[n], "s", "c", 0, len(file), n) for n, file in enumerate(files)), files)
 
 
@@ -80,6 +86,54 @@ def test_an_example_is_as_long_as_was_drawn(corpus: Corpus):
         assert len(audio) / 16_000 == pytest.approx(example.seconds, abs=0.05 * len(example.parts))
         assert text == " ".join(corpus.utterances[part.index].text for part in example.parts)
     assert max(e.seconds for e in examples) <= 20 and max(len(e.parts) for e in examples) > 2
+
+
+def two_sentences_in_one(corpus: Corpus) -> Corpus:
+    """Both recordings of `corpus` with a pause between them, twice, the second time the other way round."""
+    pause = np.zeros(6_400, np.int16)
+    audio = [np.concatenate([corpus.pcm(a), pause, corpus.pcm(b)]) for a, b in ((0, 1), (1, 0))]
+    texts = [f"{corpus.utterances[a].text} {corpus.utterances[b].text}" for a, b in ((0, 1), (1, 0))]
+    alone = Utterance("alone", corpus.utterances[0].text, "another", "c", 0, len(corpus.pcm(0)), 2)
+    both = [Utterance(str(n), texts[n], "s", "c", 0, len(audio[n]), n) for n in range(2)]
+    return Corpus((*both, alone), (*audio, corpus.pcm(0)))
+
+
+def test_recordings_are_cut_in_pauses_between_words_that_are_known(corpus: Corpus, tmp_path: Path):
+    start, longer = load_checkpoint(), two_sentences_in_one(corpus)
+    cuts = kept_cuts(tmp_path / "run" / "cuts.json", start.model, start.tokenizer, longer)
+    for n, words in enumerate((12, 11)):
+        pause = len(corpus.pcm(n))
+        (between,) = [cut.at for cut in cuts[n] if cut.words == words]
+        assert pause - 4_000 < between < pause + 10_400  # with the quiet at the end of one, the beginning of the other
+    assert kept_cuts(tmp_path / "run" / "cuts.json", start.model, start.tokenizer, longer) == cuts
+    pause, knock = np.zeros(6_400, np.int16), (32_767 * tones(300)[:3_200]).astype(np.int16)
+    then_a_knock = np.concatenate([corpus.pcm(1), pause, knock, pause])
+    assert len(corpus.pcm(1)) < middles(then_a_knock)[-1] < len(corpus.pcm(1)) + 6_400
+    knocked = replace(corpus.utterances[1], num_samples=len(then_a_knock), file=0)
+    ((*cuts_of_speech,),) = find_cuts(start.model, start.tokenizer, Corpus((knocked,), (then_a_knock,)))
+    assert all(cut.at < len(corpus.pcm(1)) for cut in cuts_of_speech)  # all words stand before the last pause
+    with pytest.raises(ValueError, match="cuts of 3 utterances, where the corpus has 2"):
+        kept_cuts(tmp_path / "run" / "cuts.json", start.model, start.tokenizer, corpus)
+
+
+def test_a_spliced_example_begins_as_one_utterance_and_ends_as_another(corpus: Corpus):
+    longer = two_sentences_in_one(corpus)
+    first, second = (int(len(corpus.pcm(n)) + 3_200) for n in range(2))
+    cuts = [(Cut(first, 12),), (Cut(second, 11),), ()]
+    config = NOTHING.model_copy(update={"splice_probability": 1.0})
+    augmenter, rng = Augmenter(config, longer, cuts=cuts), np.random.default_rng(0)
+    seen = {}
+    for _ in range(20):
+        example = augmenter.draw(0, rng)
+        audio, text = augmenter.make(example, rng)
+        assert len(audio) / 16_000 == pytest.approx(example.seconds)
+        seen[text] = audio
+    weather, suit = (u.text for u in corpus.utterances)
+    assert seen.keys() == {f"{weather} {suit}", f"{weather} {weather}"}
+    assert np.array_equal(seen[f"{weather} {suit}"], longer.audio(0))
+    expected = np.concatenate([longer.audio(0)[:first], longer.audio(1)[second:]])
+    assert np.array_equal(seen[f"{weather} {weather}"], expected)
+    assert len(augmenter.draw(2, rng).parts) == 1  # there is nowhere to cut
 
 
 def test_nothing_is_changed_where_everything_is_off(corpus: Corpus):

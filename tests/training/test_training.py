@@ -29,7 +29,7 @@ from mocha_training.average import average_checkpoints
 from mocha_training.config import TrainConfig
 from mocha_training.data import Batch, Corpus, CorpusError, load_corpus, make_batches, trainable
 from mocha_training.evaluate import Result, evaluate_corpus, summarize, symbol_latencies
-from mocha_training.recipes import plain
+from mocha_training.recipes import RECIPES, plain, spliced
 from mocha_training.trainer import EpochBatches, Trainer
 from mocha_training.weights import grown
 from tests.training.made_up import said
@@ -257,6 +257,19 @@ def test_ctc_boundaries_are_the_last_frames_of_each_character():
     assert losses.ctc_boundaries(log_probs, torch.tensor([9]), tokens, torch.tensor([4])).tolist() == [[2, 4, 7, -1]]
 
 
+def test_ctc_prefixes_are_the_likelihoods_of_every_beginning():
+    torch.manual_seed(0)
+    log_probs, num_frames = torch.randn(3, 20, 8).log_softmax(2), torch.tensor([20, 13, 5])
+    tokens = torch.tensor([[4, 4, 5, 4], [7, 5, 5, 5], [6, 6, 6, 4]])  # the last: too short for three of the same
+    found = losses.ctc_prefixes(log_probs, num_frames, tokens)
+    for n in range(5):
+        expected = -torch.nn.functional.ctc_loss(
+            log_probs.transpose(0, 1), tokens, num_frames, torch.full((3,), n), reduction="none"
+        )
+        torch.testing.assert_close(found[:, n], expected)
+    assert found[2, 4] == -torch.inf and found[:, :3].isfinite().all()
+
+
 def test_loss_falls(corpus: Corpus, tmp_path: Path):
     trainer = make_trainer(corpus, tmp_path, steps=40, learning_rate=5e-3)
     batch = next(iter(trainer._loader()))
@@ -418,6 +431,21 @@ def test_train_grows_a_checkpoint(manifest: Path, tmp_path: Path, monkeypatch: p
     assert status == 0 and "6.79 M parameters" in output
     last = load_checkpoint(tmp_path / "run" / "final.safetensors")
     assert last.config.encoder.lstm_sizes == (448, 448, 448) and last.provenance["started_from"]["steps"] == 7
+
+
+def test_train_changes_the_dropout_of_a_checkpoint_and_splices(
+    manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MOCHA_CACHE", str(tmp_path / "cache"))
+    brief = spliced().model_copy(update={"dropout": 0.5, "bf16": False})
+    monkeypatch.setitem(RECIPES, "spliced", lambda: brief)
+    options = ("--recipe", "spliced", "--steps", 1, "--device", "cpu", "--init", BUNDLED)
+    status, _ = said("train", *options, "--data", manifest.parent, "--out", tmp_path / "run")
+    last = load_checkpoint(tmp_path / "run" / "final.safetensors")
+    before = load_checkpoint(BUNDLED).config
+    assert status == 0 and last.config.encoder.dropout == 0.5 != before.encoder.dropout
+    assert last.config.encoder.lstm_sizes == before.encoder.lstm_sizes
+    assert len(json.loads((tmp_path / "run" / "cuts.json").read_text())) == 6
 
 
 def test_rows_without_a_ctc_path_count_for_nothing(corpus: Corpus, tmp_path: Path):
@@ -668,6 +696,10 @@ def test_latency_counts_only_matching_symbols():
         (("train", "--recipe", "plain", "--steps", 0), "greater than 0"),
         (("train", "--recipe", "plain", "--init", "any", "--chunk-width", 2), "--init brings an attention"),
         (("train", "--recipe", "plain", "--init", BUNDLED, "--preset", "tiny"), "can only be grown"),
+        (
+            ("train", "--recipe", "spliced", "--preset", "tiny"),
+            "a model that reads finds pauses: it is given with --init",
+        ),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(options: tuple[str, ...], message: str, manifest: Path):

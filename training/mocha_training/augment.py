@@ -4,7 +4,9 @@ Seeded, every kind switchable. The distortions themselves are in `distortion` an
 nothing of batches or models.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,6 +15,7 @@ from mocha_model.config import SAMPLE_RATE
 from mocha_training import distortion
 from mocha_training.data import Corpus
 from mocha_training.distortion import Audio
+from mocha_training.pauses import Cut
 
 AMR_BIT_RATES = (4750, 5900, 7950, 12200)
 OPUS_BIT_RATES = (6_000, 10_000, 16_000, 24_000)
@@ -28,6 +31,9 @@ class AugmentConfig(BaseModel):
     vocal_tract_range: float = Field(0.0, ge=0, lt=0.5, description="of the formants alone")
     join_probability: float = Field(0.08, ge=0, le=1, description="append another utterance after a pause, and so on")
     join_max_s: float = 12.0
+    splice_probability: float = Field(
+        0.0, ge=0, le=1, description="that the end comes from another utterance of the speaker, cut in a pause as well"
+    )
     room_probability: float = Field(0.2, ge=0, le=1)
     noise_probability: float = Field(0.4, ge=0, le=1)
     noise_snr_db: tuple[float, float] = (5.0, 30.0)
@@ -46,11 +52,22 @@ class AugmentConfig(BaseModel):
 
 @dataclass(frozen=True)
 class Part:
-    """Utterance `index` of a corpus, `speed` times as fast and high, then `tempo` times as fast."""
+    """Samples `start` to `stop` of utterance `index` of a corpus, in which `text` is said.
+
+    They are played `speed` times as fast and high, then `tempo` times as fast.
+    """
 
     index: int
+    start: int
+    stop: int
+    text: str
     speed: float
     tempo: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it is, when played."""
+        return (self.stop - self.start) / SAMPLE_RATE / self.speed / self.tempo
 
 
 @dataclass(frozen=True)
@@ -71,19 +88,25 @@ class Example:
 
 @dataclass(frozen=True)
 class Augmenter:
-    """Applies `config` to recordings of `corpus`, with recorded noises where there are any."""
+    """Applies `config` to recordings of `corpus`, with recorded noises where there are any.
+
+    `cuts` are of each utterance (`pauses.find_cuts`), where utterances are to be spliced.
+    """
 
     config: AugmentConfig
     corpus: Corpus
     noises: Corpus | None = None
+    cuts: Sequence[tuple[Cut, ...]] = ()
 
     def draw(self, index: int, rng: np.random.Generator) -> Example:
-        """How utterance `index` is spoken, and what is said after it."""
+        """How utterance `index` is spoken, how it goes on, and what is said after it."""
         parts, pauses = [self._part(index, rng)], list[float]()
-        seconds = self._seconds(parts[0])
+        if self.cuts and self.cuts[index] and rng.random() < self.config.splice_probability:
+            parts, pauses = self._spliced(parts[0], rng), [0.0]
+        seconds = sum(part.seconds for part in parts)
         while rng.random() < self.config.join_probability:
             more, pause = self._part(int(rng.integers(len(self.corpus.utterances))), rng), rng.uniform(0.1, 0.6)
-            longer = seconds + pause + self._seconds(more)
+            longer = seconds + pause + more.seconds
             if longer > self.config.join_max_s:
                 break
             seconds = longer
@@ -110,17 +133,41 @@ class Augmenter:
         if rng.random() < c.codec_probability:
             audio = _coded(audio, rng)
         audio = audio * np.float32(10 ** (rng.uniform(-c.gain_db, c.gain_db) / 20))
-        return np.clip(audio, -1, 1), " ".join(self.corpus.utterances[part.index].text for part in example.parts)
+        return np.clip(audio, -1, 1), " ".join(part.text for part in example.parts)
 
     def _part(self, index: int, rng: np.random.Generator) -> Part:
         speed, tempo = 1 + rng.uniform(-1, 1, size=2) * (self.config.speed_range, self.config.tempo_range)
-        return Part(index, float(speed), float(tempo))
+        utterance = self.corpus.utterances[index]
+        return Part(index, 0, utterance.num_samples, utterance.text, float(speed), float(tempo))
 
-    def _seconds(self, part: Part) -> float:
-        return self.corpus.utterances[part.index].num_samples / SAMPLE_RATE / part.speed / part.tempo
+    def _spliced(self, whole: Part, rng: np.random.Generator) -> list[Part]:
+        """`whole` up to one of its cuts, then another utterance by the same speaker from one of its cuts on."""
+        alike = self._cut_by_speaker[self.corpus.utterances[whole.index].speaker]
+        other = int(alike[rng.integers(len(alike))])
+        until, since = (cuts[rng.integers(len(cuts))] for cuts in (self.cuts[whole.index], self.cuts[other]))
+        end = self.corpus.utterances[other]
+        return [
+            replace(whole, stop=until.at, text=" ".join(whole.text.split()[: until.words])),
+            replace(
+                whole,
+                index=other,
+                start=since.at,
+                stop=end.num_samples,
+                text=" ".join(end.text.split()[since.words :]),
+            ),
+        ]
+
+    @cached_property
+    def _cut_by_speaker(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for index, cuts in enumerate(self.cuts):
+            if cuts:
+                found.setdefault(self.corpus.utterances[index].speaker, []).append(index)
+        return found
 
     def _spoken(self, part: Part) -> Audio:
-        return distortion.change_tempo(distortion.change_speed(self.corpus.audio(part.index), part.speed), part.tempo)
+        audio = self.corpus.audio(part.index)[part.start : part.stop]
+        return distortion.change_tempo(distortion.change_speed(audio, part.speed), part.tempo)
 
     def _noise(self, rng: np.random.Generator) -> Audio:
         if rng.random() < self.config.babble_probability:

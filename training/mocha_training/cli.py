@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,25 +15,24 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from mocha_model import config as model_config
 from mocha_model.beam import BeamConfig
 from mocha_model.checkpoint import Checkpoint, CheckpointError, calibrate_checkpoint, load_checkpoint
 from mocha_model.joint import JointConfig
 from mocha_model.language import LanguageModelError, WordLanguageModel
-from mocha_model.model import SpeechModel
 from mocha_model.recognizer import LANGUAGE_WEIGHT, joint_search
 from mocha_model.scorers import Fusion
 from mocha_model.search import OfflineModelError
-from mocha_model.tokenizer import Tokenizer, Units, normalize_text
+from mocha_model.tokenizer import Units, normalize_text
 from mocha_training import calibrate as confidence
 from mocha_training import corpora, language, phones, pictures, recipes, synthesis
 from mocha_training.augment import Augmenter
 from mocha_training.average import average_checkpoints
+from mocha_training.beginnings import first_model, started
 from mocha_training.config import Preset, TrainConfig
 from mocha_training.data import Corpus, CorpusError, decode_audio, find_manifest, load_corpus, trainable
 from mocha_training.evaluate import Beam, Decoding, Result, evaluate_corpus, transcribe_corpus
+from mocha_training.pauses import Cut, kept_cuts
 from mocha_training.trainer import Trainer
-from mocha_training.weights import draw_weights, grown
 
 console = Console(stderr=True)
 
@@ -47,16 +45,6 @@ HeldOut = Annotated[
 def _fail(message: object) -> typer.Exit:
     console.print(f"[red]error:[/red] {escape(str(message))}")
     return typer.Exit(1)
-
-
-def feature_statistics(model: SpeechModel, corpus: Corpus, count: int, seed: int) -> None:
-    """Set the normalisation of `model` from `count` utterances of `corpus`."""
-    chosen = np.random.default_rng(seed).permutation(len(corpus.utterances))[:count]
-    frames = [
-        model.features.raw(torch.from_numpy(a)[None], torch.tensor([len(a)]))[0][0] for a in map(corpus.audio, chosen)
-    ]
-    everything = torch.cat(frames)
-    model.features.set_normalization(everything.mean(0), everything.std(0))
 
 
 def prepare(
@@ -118,13 +106,10 @@ def train(
         everything = Corpus.joined([load_corpus(find_manifest(d, "train"), units=config.units) for d in data])
         corpus = trainable(everything, config.min_seconds, config.max_seconds, config.units)
         noises, dev = _first(data, "noise", config.units), _first(data, "dev", config.units)
-        if dev is not None:
-            chosen = np.random.default_rng(0).permutation(len(dev.utterances))[:dev_utterances]
-            dev = dev.subset(sorted(chosen.tolist())) if len(chosen) else None
-        start = _first_model(config, corpus, mechanism, chunk_width) if init is None else _started(init, config, preset)
-        if start.tokenizer.units != config.units:
-            raise CheckpointError(f"{init}: its units are {start.tokenizer.units}, the recipe's {config.units}")
-        augmenter = Augmenter(config.augment, corpus, noises)
+        dev = None if dev is None else _some(dev, dev_utterances)
+        start = first_model(config, corpus, mechanism, chunk_width) if init is None else started(init, config, preset)
+        cuts = _cuts(out / "cuts.json", start, corpus, device) if config.augment.splice_probability else ()
+        augmenter = Augmenter(config.augment, corpus, noises, cuts)
         trainer = Trainer(config, start.model, start.tokenizer, augmenter, dev, out, device, start.provenance)
     except (ValueError, KeyError, AttributeError) as error:
         raise _fail(error) from error
@@ -138,27 +123,16 @@ def train(
         raise _fail(error) from error
 
 
-def _first_model(config: TrainConfig, corpus: Corpus, mechanism: str | None, chunk_width: int | None) -> Checkpoint:
-    """A network with its first weights, the symbols of `corpus` and its features' statistics; made of nothing yet."""
-    tokenizer = Tokenizer.from_texts((u.text for u in corpus.utterances), config.units)
-    torch.manual_seed(config.seed)
-    sizes: model_config.ModelConfig = getattr(model_config, config.preset)(tokenizer.vocab_size)
-    attention = {"mechanism": mechanism, "chunk_width": chunk_width}
-    model = SpeechModel(sizes.with_attention(**{k: v for k, v in attention.items() if v is not None}))
-    draw_weights(model, config.init)
-    feature_statistics(model, corpus, 500, config.seed)
-    return Checkpoint(model, model.config, tokenizer, provenance={})
+def _cuts(path: Path, start: Checkpoint, corpus: Corpus, device: str) -> list[tuple[Cut, ...]]:
+    if not start.provenance and not path.is_file():
+        raise ValueError("utterances are spliced where a model that reads finds pauses: it is given with --init")
+    return kept_cuts(path, start.model.to(device), start.tokenizer, corpus)
 
 
-def _started(init: Path, config: TrainConfig, preset: Preset | None) -> Checkpoint:
-    """The checkpoint to start from, grown to `preset` if there is one."""
-    start = load_checkpoint(init)
-    if preset is None:
-        return start
-    torch.manual_seed(config.seed)
-    sizes: model_config.ModelConfig = getattr(model_config, preset)(start.tokenizer.vocab_size)
-    wider = sizes.with_attention(**start.config.attention.model_dump())
-    return replace(start, model=grown(start.model, wider), config=wider, calibration=None, file_calibration=None)
+def _some(dev: Corpus, count: int) -> Corpus | None:
+    """`count` utterances at random, always the same; None for none."""
+    chosen = np.random.default_rng(0).permutation(len(dev.utterances))[:count]
+    return dev.subset(sorted(chosen.tolist())) if len(chosen) else None
 
 
 def _first(directories: list[Path], split: str, units: Units) -> Corpus | None:

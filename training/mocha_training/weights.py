@@ -73,11 +73,12 @@ def grown(model: SpeechModel, config: ModelConfig) -> SpeechModel:
     weights are 0 (Net2Net, Chen et al. 2016, copies units instead). In evaluation mode.
 
     Raises:
-        ValueError: `config` is not `model`'s with LSTM layers, and their projections, as wide or wider.
+        ValueError: `config` is not `model`'s but for dropout and wider LSTM layers with wider projections.
 
     """
-    sizes = {"lstm_sizes": config.encoder.lstm_sizes, "projection_size": config.encoder.projection_size}
-    same = model.config.model_copy(update={"encoder": model.config.encoder.model_copy(update=sizes)})
+    may_differ = ("lstm_sizes", "projection_size", "dropout")
+    changes = {name: getattr(config.encoder, name) for name in may_differ}
+    same = model.config.model_copy(update={"encoder": model.config.encoder.model_copy(update=changes)})
     wider = SpeechModel(config).eval()
     old, new = model.state_dict(), wider.state_dict()
     if same != config or old.keys() != new.keys():

@@ -1,0 +1,61 @@
+"""The model that a run begins with: a network with its first weights, or a checkpoint's, grown if asked."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mocha_model import config as model_config
+from mocha_model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
+from mocha_model.config import ModelConfig
+from mocha_model.model import SpeechModel
+from mocha_model.tokenizer import Tokenizer
+from mocha_training.config import Preset, TrainConfig
+from mocha_training.data import Corpus
+from mocha_training.weights import draw_weights, grown
+
+
+def feature_statistics(model: SpeechModel, corpus: Corpus, count: int, seed: int) -> None:
+    """Set the normalisation of `model` from `count` utterances of `corpus`."""
+    chosen = np.random.default_rng(seed).permutation(len(corpus.utterances))[:count]
+    frames = [
+        model.features.raw(torch.from_numpy(a)[None], torch.tensor([len(a)]))[0][0] for a in map(corpus.audio, chosen)
+    ]
+    everything = torch.cat(frames)
+    model.features.set_normalization(everything.mean(0), everything.std(0))
+
+
+def first_model(config: TrainConfig, corpus: Corpus, mechanism: str | None, chunk_width: int | None) -> Checkpoint:
+    """A network with its first weights, the symbols of `corpus` and its features' statistics; made of nothing yet."""
+    tokenizer = Tokenizer.from_texts((u.text for u in corpus.utterances), config.units)
+    torch.manual_seed(config.seed)
+    sizes = _network(getattr(model_config, config.preset)(tokenizer.vocab_size), config)
+    attention = {"mechanism": mechanism, "chunk_width": chunk_width}
+    model = SpeechModel(sizes.with_attention(**{k: v for k, v in attention.items() if v is not None}))
+    draw_weights(model, config.init)
+    feature_statistics(model, corpus, 500, config.seed)
+    return Checkpoint(model, model.config, tokenizer, provenance={})
+
+
+def started(init: Path, config: TrainConfig, preset: Preset | None) -> Checkpoint:
+    """The checkpoint to start from, grown to `preset` if there is one. Raises CheckpointError or ValueError."""
+    start = load_checkpoint(init)
+    if start.tokenizer.units != config.units:
+        raise CheckpointError(f"{init}: its units are {start.tokenizer.units}, the recipe's {config.units}")
+    wanted = start.config
+    if preset is not None:
+        sizes: ModelConfig = getattr(model_config, preset)(start.tokenizer.vocab_size)
+        wanted = sizes.with_attention(**start.config.attention.model_dump())
+    wanted = _network(wanted, config)
+    if wanted == start.config:
+        return start
+    torch.manual_seed(config.seed)
+    return replace(start, model=grown(start.model, wanted), config=wanted, calibration=None, file_calibration=None)
+
+
+def _network(network: ModelConfig, config: TrainConfig) -> ModelConfig:
+    """`network` with what the recipe says of it."""
+    if config.dropout is None:
+        return network
+    return network.model_copy(update={"encoder": network.encoder.model_copy(update={"dropout": config.dropout})})
