@@ -282,12 +282,13 @@ class BeamSearch:
         written = place < h.length[..., None]
         shared = (h.tokens == lead) & written
         same = shared.int().cumprod(2).sum(2)  # [B, W] symbols from the first on that are the best one's
-        full = (h.length >= MAX_UNSTABLE - self.config.max_emissions_per_frame).any(1)
+        kept = h.score > -torch.inf
+        full = (kept & (h.length >= MAX_UNSTABLE - self.config.max_emissions_per_frame)).any(1)
         overdue = full[:, None, None] & (place == 0)
         if self.beam.patience is not None:
             overdue = overdue | (h.frames <= (state.num_frames - 1 - self.beam.patience)[:, None, None])
         due = (overdue & written).int().cumprod(2).sum(2)  # [B, W] symbols that cannot wait
-        alive = (h.score > -torch.inf) & (due == due.gather(1, best[:, None])) & (same >= due)
+        alive = kept & (due == due.gather(1, best[:, None])) & (same >= due)
         h = replace(h, score=h.score.masked_fill(~alive, -torch.inf))
         agreed = (shared | ~alive[..., None]).all(1).int().cumprod(1).sum(1) * real  # [B]
         if not agreed.any():

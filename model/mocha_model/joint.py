@@ -15,6 +15,7 @@ from torch import Tensor
 from mocha_model.beam import BeamConfig, BeamSearch, BeamState
 from mocha_model.config import DecoderConfig
 from mocha_model.decoder import Decoder
+from mocha_model.encoder import RecurrentState
 from mocha_model.hypotheses import MAX_UNSTABLE, Hypotheses
 from mocha_model.scorers import Fusion
 from mocha_model.search import Symbol
@@ -63,6 +64,15 @@ class Prefixes(Hypotheses):
     added: Tensor
     name: Tensor
     stem: Tensor
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The decoder's, about A prefixes: log-probabilities [A, V], attention weights [A, w] and its states after."""
+
+    scores: Tensor
+    weights: Tensor
+    decoder: RecurrentState
 
 
 class JointSearch(BeamSearch):
@@ -148,36 +158,37 @@ class JointSearch(BeamSearch):
     ) -> Prefixes:
         """Choose among the prefixes as they are and all that `written` [B W, V] makes of them.
 
-        The decoder is asked about those prefixes only that could come among the best if it were certain.
+        The decoder's scores are never above 0. Where they count, it is asked about those prefixes that could come among
+        the best if it were certain; where they do not, about those that were chosen to grow.
         """
-        width, vocab = self.joint.width, written.shape[1]
+        width, vocab, weight = self.joint.width, written.shape[1], self.joint.decoder_weight
         frames = frame.repeat_interleave(width)
-        # The decoder's share is never above 0: only those are asked that could come among the best without it.
-        added = h.added[:, None] + self.joint.length_bonus + self.fusion.scores(h.scorers)
-        hoped = (written + added).nan_to_num(-torch.inf, neginf=-torch.inf)
-        asked = (hoped.amax(dim=1) > self._least(h.score)).nonzero()[:, 0]
-        if not len(asked):
-            return replace(h, score=self._strict(h.score.view(-1, width)))
-        answer = torch.zeros_like(h.token).index_copy(0, asked, torch.arange(len(asked), device=asked.device))
-        of = asked // width
-        context, weights, decoder = self._attend(gather_rows(h, asked), keys[of], values[of], frames[asked])
-        own = torch.full_like(written, -torch.inf)
-        own[asked] = self.decoder.symbol_scores(decoder.hidden, context)
-        added = added + self.joint.decoder_weight * own
+        added = h.added[:, None].expand_as(written) + self.joint.length_bonus + self.fusion.scores(h.scorers)
         grown = (written + added).nan_to_num(-torch.inf, neginf=-torch.inf)
+        hopeful = (grown.amax(dim=1) > self._least(h.score)).nonzero()[:, 0]
+        if not len(hopeful):
+            return replace(h, score=self._strict(h.score.view(-1, width)))
+        if weight:
+            asked, answer = hopeful, self._ask(h, hopeful, keys, values, frames)
+            own = torch.full_like(written, -torch.inf).index_copy(0, asked, answer.scores)
+            added = added + weight * own
+            grown = (written + added).nan_to_num(-torch.inf, neginf=-torch.inf)
         candidates = torch.cat([h.score.view(-1, width), grown.view(-1, width * vocab)], dim=1)
         score, index = candidates.topk(width, dim=1)
         grows = (index >= width).flatten()
         first = torch.arange(len(index), device=index.device)[:, None] * width
         source = (first + torch.where(index >= width, (index - width) // vocab, index)).flatten()
         token = ((index - width) % vocab).flatten()
+        if not weight:
+            asked = torch.unique(source[grows])
+            answer = self._ask(h, asked, keys, values, frames)
         stayed: Prefixes = gather_rows(h, source)
-        p, q = (x[source, token].exp() for x in (each, own))
-        heard = answer[source]
-        longer = self._append(stayed, token, frames, p, q, weights[heard])
+        heard = torch.zeros_like(h.token).index_copy(0, asked, torch.arange(len(asked), device=asked.device))[source]
+        p, q = each[source, token].exp(), answer.scores[heard, token].exp()
+        longer = self._append(stayed, token, frames, p, q, answer.weights[heard])
         longer = replace(
             longer,
-            decoder=gather_rows(decoder, heard),
+            decoder=gather_rows(answer.decoder, heard),
             last_emission=frames,
             blank=torch.full_like(stayed.blank, -torch.inf),
             label=written[source, token],
@@ -189,6 +200,12 @@ class JointSearch(BeamSearch):
         at = grows.nonzero()[:, 0]
         scatter_rows(new.scorers, at, self.fusion.advance(gather_rows(stayed.scorers, at), token[at]))
         return replace(new, score=self._strict(score))
+
+    def _ask(self, h: Prefixes, asked: Tensor, keys: Tensor, values: Tensor, frames: Tensor) -> _Answer:
+        """What the decoder says of the prefixes `asked` [A] of `h` at `frames` [B W]."""
+        of = asked // self.joint.width
+        context, weights, decoder = self._attend(gather_rows(h, asked), keys[of], values[of], frames[asked])
+        return _Answer(self.decoder.symbol_scores(decoder.hidden, context), weights, decoder)
 
     def _least(self, score: Tensor) -> Tensor:
         """What a new prefix must score more than to be among the best, [B W]; `score` [B W] is of those there are."""

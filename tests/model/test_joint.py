@@ -1,6 +1,8 @@
 """Joint search: what it finds is the best of all texts, by the definitions of CTC and of the decoder along a path."""
 
 import itertools
+import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +13,11 @@ from torch.nn.functional import ctc_loss
 
 from mocha_model.beam import BeamState
 from mocha_model.config import DecoderConfig
+from mocha_model.hypotheses import MAX_UNSTABLE
 from mocha_model.joint import JointConfig, JointSearch
 from mocha_model.recognizer import Recognizer
 from mocha_model.scorers import Fusion
+from mocha_model.search import Symbol
 from mocha_model.tokenizer import Tokenizer
 
 FRAMES = 6
@@ -75,24 +79,30 @@ def test_alone_the_ctc_branch_gives_its_most_probable_text(heard: tuple[Recogniz
 
 
 @torch.inference_mode()
-def test_what_is_added_is_the_decoders_own_score_along_the_path(heard: tuple[Recognizer, Tensor, Tensor]):
+@pytest.mark.parametrize("weight", [0.7, 0.0])
+def test_what_is_added_is_the_decoders_own_score_along_the_path(
+    heard: tuple[Recognizer, Tensor, Tensor], weight: float
+):
     recognizer, memory, labels = heard
     decoder, attention = recognizer.model.decoder, recognizer.model.decoder.attention
-    config = JointConfig(width=8, threshold=1e9, decoder_weight=0.7, length_bonus=0.25)
+    config = JointConfig(width=8, threshold=1e9, decoder_weight=weight, length_bonus=0.25)
     search = JointSearch(decoder, LIMITS, -1, config)
-    _, state = search.step(memory, labels, torch.tensor([FRAMES]), search.init_state(1))
+    told, state = search.step(memory, labels, torch.tensor([FRAMES]), search.init_state(1))
     h = state.hypotheses
+    shared = [(s.token, s.frame, s.q) for s in told]
     keys = attention.energies.memory_projection(memory[0])
     scores = []
     for k in range(8):
         recurrent, token, added = decoder.init_state(1), Tokenizer.sos_id, 0.0
-        for n in range(int(h.length[0, k])):
-            symbol, j = int(h.tokens[0, k, n]), int(h.frames[0, k, n])
+        own_symbols = (x[0, k, : int(h.length[0, k])].tolist() for x in (h.tokens, h.frames, h.q))
+        for symbol, j, q in [*shared, *zip(*own_symbols, strict=True)]:
             first = max(0, j - attention.chunk_width + 1)
             _, u = attention.both_energies(recurrent.hidden, keys[None], attention.energies.directions())
             context = (u[0, first : j + 1].softmax(0) @ memory[0, first : j + 1])[None]
             recurrent = decoder.step(torch.tensor([token]), context, recurrent)
-            added += 0.7 * float(decoder.symbol_scores(recurrent.hidden, context)[0, symbol]) + 0.25
+            own = float(decoder.symbol_scores(recurrent.hidden, context)[0, symbol])
+            assert q == pytest.approx(math.exp(own), abs=1e-5)
+            added += weight * own + 0.25
             token = symbol
         text = h.tokens[0, k, : int(h.length[0, k])].tolist()
         scores.append((float(h.added[0, k]), added, float(h.score[0, k]), text))
@@ -113,11 +123,11 @@ def test_asking_the_decoder_about_every_prefix_finds_nothing_more(
 ):
     recognizer, memory, labels = heard
     labels = labels + 2.0 * torch.nn.functional.one_hot(torch.tensor(Tokenizer.blank_id), labels.shape[2])
-    asked: list[int] = []
+    asked, config = list[int](), JointConfig(width=5, threshold=threshold, decoder_weight=0.5)
     hook = recognizer.model.decoder.cell.register_forward_hook(lambda _, given, __: asked.append(len(given[0])))
 
     def searched() -> tuple[Tensor, ...]:
-        search = JointSearch(recognizer.model.decoder, LIMITS, -1, JointConfig(width=5, threshold=threshold))
+        search = JointSearch(recognizer.model.decoder, LIMITS, -1, config)
         h = search.step(memory, labels, torch.tensor([FRAMES]), search.init_state(1))[1].hypotheses
         return h.score, h.tokens, h.frames, h.length, h.decoder.hidden
 
@@ -130,6 +140,20 @@ def test_asking_the_decoder_about_every_prefix_finds_nothing_more(
         assert 0 < num_asked < sum(asked) - num_asked
     finally:
         hook.remove()
+
+
+@torch.inference_mode()
+def test_prefixes_that_were_dropped_force_nothing_to_be_told(heard: tuple[Recognizer, Tensor, Tensor]):
+    recognizer, memory, labels = heard
+    search = JointSearch(recognizer.model.decoder, LIMITS, -1, JointConfig(width=5, threshold=1e9))
+    _, state = search.step(memory, labels, torch.tensor([FRAMES]), search.init_state(1))
+    h, real = state.hypotheses, torch.tensor([True])
+    long = torch.where(torch.arange(5) == 1, MAX_UNSTABLE, h.length)
+    for dropped in (True, False):  # the second best, which has no room for more
+        score = h.score.masked_fill((long == MAX_UNSTABLE) & dropped, -torch.inf)
+        told: list[Symbol] = []
+        search._tell_stable(replace(state, hypotheses=replace(h, length=long, score=score)), told, real)
+        assert bool(told) != dropped
 
 
 @torch.inference_mode()
