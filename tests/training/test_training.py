@@ -446,6 +446,8 @@ def test_train_changes_the_dropout_of_a_checkpoint_and_splices(
     assert status == 0 and last.config.encoder.dropout == 0.5 != before.encoder.dropout
     assert last.config.encoder.lstm_sizes == before.encoder.lstm_sizes
     assert len(json.loads((tmp_path / "run" / "cuts.json").read_text())) == 6
+    average_checkpoints([BUNDLED, tmp_path / "run" / "final.safetensors"], tmp_path / "mean.safetensors")
+    assert load_checkpoint(tmp_path / "mean.safetensors").config == last.config
 
 
 def test_rows_without_a_ctc_path_count_for_nothing(corpus: Corpus, tmp_path: Path):

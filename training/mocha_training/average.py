@@ -6,18 +6,19 @@ from pathlib import Path
 import torch
 
 from mocha_model.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from mocha_model.config import ModelConfig
 
 
 def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
     """Write the mean of the floating-point tensors of `paths` to `target`, as float16; the rest is the last one's.
 
     Raises:
-        CheckpointError: there is nothing to average, the checkpoints are not of one configuration, or a weight of the
-            mean is not a number of float16.
+        CheckpointError: there is nothing to average, the checkpoints differ in configuration (in more than dropout), or
+            a weight of the mean is not a number of float16.
 
     """
     loaded = [load_checkpoint(path) for path in paths]
-    if not loaded or any(c.config != loaded[-1].config for c in loaded):
+    if not loaded or any(_without_dropout(c.config) != _without_dropout(loaded[-1].config) for c in loaded):
         raise CheckpointError("averaging needs checkpoints of one configuration")
     states = [c.model.state_dict() for c in loaded]
     last = loaded[-1]
@@ -31,3 +32,7 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
         if not tensor.isfinite().all():
             raise CheckpointError(f"{target} is not written: {name} has values that float16 does not")
     save_checkpoint(target, last.model, last.tokenizer, last.provenance | {"averaged": len(loaded)})
+
+
+def _without_dropout(config: ModelConfig) -> ModelConfig:
+    return config.model_copy(update={"encoder": config.encoder.model_copy(update={"dropout": 0.0})})
