@@ -175,7 +175,8 @@ class JointSearch(BeamSearch):
             grown = (written + added).nan_to_num(-torch.inf, neginf=-torch.inf)
         candidates = torch.cat([h.score.view(-1, width), grown.view(-1, width * vocab)], dim=1)
         score, index = candidates.topk(width, dim=1)
-        grows = (index >= width).flatten()
+        score = self._strict(score)
+        grows = (index >= width).flatten() & (score > -torch.inf)
         first = torch.arange(len(index), device=index.device)[:, None] * width
         source = (first + torch.where(index >= width, (index - width) // vocab, index)).flatten()
         token = ((index - width) % vocab).flatten()
@@ -199,7 +200,7 @@ class JointSearch(BeamSearch):
         new: Prefixes = where_rows(grows, longer, stayed)
         at = grows.nonzero()[:, 0]
         scatter_rows(new.scorers, at, self.fusion.advance(gather_rows(stayed.scorers, at), token[at]))
-        return replace(new, score=self._strict(score))
+        return replace(new, score=score)
 
     def _ask(self, h: Prefixes, asked: Tensor, keys: Tensor, values: Tensor, frames: Tensor) -> _Answer:
         """What the decoder says of the prefixes `asked` [A] of `h` at `frames` [B W]."""

@@ -143,6 +143,27 @@ def test_asking_the_decoder_about_every_prefix_finds_nothing_more(
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("threshold", [1.0, 1e9])
+def test_a_decoder_whose_scores_count_nothing_is_asked_about_what_grows_alone(
+    heard: tuple[Recognizer, Tensor, Tensor], threshold: float
+):
+    recognizer, memory, labels = heard
+    asked: list[int] = []
+    hook = recognizer.model.decoder.cell.register_forward_hook(lambda _, given, __: asked.append(len(given[0])))
+    search = JointSearch(recognizer.model.decoder, LIMITS, -1, JointConfig(width=40, threshold=threshold))
+    state, grown = search.init_state(1), []
+    try:
+        for t in range(FRAMES):
+            _, state = search.step(memory[:, [t]], labels[:, [t]], torch.tensor([1]), state)
+            h = state.hypotheses
+            new = (h.score > -torch.inf) & (h.last_emission == t)
+            grown.append(len(h.stem[new].unique()))
+        assert asked == [n for n in grown if n] and len(asked) > 2
+    finally:
+        hook.remove()
+
+
+@torch.inference_mode()
 def test_prefixes_that_were_dropped_force_nothing_to_be_told(heard: tuple[Recognizer, Tensor, Tensor]):
     recognizer, memory, labels = heard
     search = JointSearch(recognizer.model.decoder, LIMITS, -1, JointConfig(width=5, threshold=1e9))

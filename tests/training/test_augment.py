@@ -11,6 +11,7 @@ from torchaudio.functional import fftconvolve
 from mocha_model.checkpoint import load_checkpoint
 from mocha_model.config import FeatureConfig
 from mocha_model.features import LogMel
+from mocha_model.tokenizer import Tokenizer
 from mocha_training.augment import AugmentConfig, Augmenter
 from mocha_training.data import Corpus, Utterance, decode_audio
 from mocha_training.distortion import (
@@ -25,8 +26,8 @@ from mocha_training.distortion import (
     room_response,
     through_codec,
 )
-from mocha_training.pauses import Cut, find_cuts, kept_cuts, middles
 from mocha_training.spectral import spec_augment, warp_vocal_tract
+from mocha_training.splicing import SplicePoint, ctc_forward, find_splice_points, kept_splice_points, middles
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 NOTHING = AugmentConfig(speed_range=0, join_probability=0, room_probability=0, noise_probability=0, gain_db=0)
@@ -89,51 +90,76 @@ def test_an_example_is_as_long_as_was_drawn(corpus: Corpus):
 
 
 def two_sentences_in_one(corpus: Corpus) -> Corpus:
-    """Both recordings of `corpus` with a pause between them, twice, the second time the other way round."""
+    """Both recordings of `corpus` with a pause between them, twice, the second time the other way round; and one alone.
+
+    The last is of another speaker.
+    """
     pause = np.zeros(6_400, np.int16)
     audio = [np.concatenate([corpus.pcm(a), pause, corpus.pcm(b)]) for a, b in ((0, 1), (1, 0))]
     texts = [f"{corpus.utterances[a].text} {corpus.utterances[b].text}" for a, b in ((0, 1), (1, 0))]
-    alone = Utterance("alone", corpus.utterances[0].text, "another", "c", 0, len(corpus.pcm(0)), 2)
     both = [Utterance(str(n), texts[n], "s", "c", 0, len(audio[n]), n) for n in range(2)]
-    return Corpus((*both, alone), (*audio, corpus.pcm(0)))
+    return Corpus((*both, replace(both[0], key="2", speaker="t")), tuple(audio))
 
 
-def test_recordings_are_cut_in_pauses_between_words_that_are_known(corpus: Corpus, tmp_path: Path):
+def test_splice_points_are_in_pauses_between_words_that_are_known(corpus: Corpus, tmp_path: Path):
     start, longer = load_checkpoint(), two_sentences_in_one(corpus)
-    cuts = kept_cuts(tmp_path / "run" / "cuts.json", start.model, start.tokenizer, longer)
+    kept = tmp_path / "run" / "points.json"
+    points = kept_splice_points(kept, start.model, start.tokenizer, longer)
     for n, words in enumerate((12, 11)):
         pause = len(corpus.pcm(n))
-        (between,) = [cut.at for cut in cuts[n] if cut.words == words]
+        (between,) = [point.at for point in points[n] if point.words == words]
         assert pause - 4_000 < between < pause + 10_400  # with the quiet at the end of one, the beginning of the other
-    assert kept_cuts(tmp_path / "run" / "cuts.json", start.model, start.tokenizer, longer) == cuts
+    assert points[2] == points[0] and kept_splice_points(kept, start.model, start.tokenizer, longer) == points
+    renamed = Corpus((*longer.utterances[:2], replace(longer.utterances[2], text="something else")), longer.files)
+    with pytest.raises(ValueError, match="found in another corpus"):
+        kept_splice_points(kept, start.model, start.tokenizer, renamed)
+
+
+def test_there_is_no_splice_point_with_words_on_one_side_alone(corpus: Corpus):
+    start, speech = load_checkpoint(), corpus.pcm(1)
     pause, knock = np.zeros(6_400, np.int16), (32_767 * tones(300)[:3_200]).astype(np.int16)
-    then_a_knock = np.concatenate([corpus.pcm(1), pause, knock, pause])
-    assert len(corpus.pcm(1)) < middles(then_a_knock)[-1] < len(corpus.pcm(1)) + 6_400
+    then_a_knock = np.concatenate([speech, pause, knock, pause])
+    assert len(speech) < middles(then_a_knock)[-1] < len(speech) + 6_400
     knocked = replace(corpus.utterances[1], num_samples=len(then_a_knock), file=0)
-    ((*cuts_of_speech,),) = find_cuts(start.model, start.tokenizer, Corpus((knocked,), (then_a_knock,)))
-    assert all(cut.at < len(corpus.pcm(1)) for cut in cuts_of_speech)  # all words stand before the last pause
-    with pytest.raises(ValueError, match="cuts of 3 utterances, where the corpus has 2"):
-        kept_cuts(tmp_path / "run" / "cuts.json", start.model, start.tokenizer, corpus)
+    (points,) = find_splice_points(start.model, start.tokenizer, Corpus((knocked,), (then_a_knock,)))
+    assert all(point.at < len(speech) for point in points)
+    phones = Tokenizer.from_texts(["aa b"], "words")
+    with pytest.raises(ValueError, match="words that are spelled"):
+        find_splice_points(start.model, phones, corpus)
 
 
-def test_a_spliced_example_begins_as_one_utterance_and_ends_as_another(corpus: Corpus):
+def test_ctc_forward_is_the_likelihood_of_every_beginning():
+    torch.manual_seed(0)
+    log_probs, num_frames = torch.randn(3, 20, 8).log_softmax(2), torch.tensor([20, 13, 5])
+    tokens = torch.tensor([[4, 4, 5, 4], [7, 5, 5, 5], [6, 6, 6, 4]])  # the last: too short for three of the same
+    found = ctc_forward(log_probs, num_frames, tokens)
+    for n in range(5):
+        expected = -torch.nn.functional.ctc_loss(
+            log_probs.transpose(0, 1), tokens, num_frames, torch.full((3,), n), reduction="none"
+        )
+        torch.testing.assert_close(found[:, n], expected)
+    assert found[2, 4] == -torch.inf and found[:, :3].isfinite().all()
+
+
+def test_a_spliced_example_begins_as_one_utterance_and_ends_as_another_of_its_speaker(corpus: Corpus):
     longer = two_sentences_in_one(corpus)
     first, second = (int(len(corpus.pcm(n)) + 3_200) for n in range(2))
-    cuts = [(Cut(first, 12),), (Cut(second, 11),), ()]
+    points = [(SplicePoint(first, 12),), (SplicePoint(second, 11),), (SplicePoint(first, 12),)]
     config = NOTHING.model_copy(update={"splice_probability": 1.0})
-    augmenter, rng = Augmenter(config, longer, cuts=cuts), np.random.default_rng(0)
-    seen = {}
-    for _ in range(20):
-        example = augmenter.draw(0, rng)
-        audio, text = augmenter.make(example, rng)
-        assert len(audio) / 16_000 == pytest.approx(example.seconds)
-        seen[text] = audio
-    weather, suit = (u.text for u in corpus.utterances)
-    assert seen.keys() == {f"{weather} {suit}", f"{weather} {weather}"}
-    assert np.array_equal(seen[f"{weather} {suit}"], longer.audio(0))
-    expected = np.concatenate([longer.audio(0)[:first], longer.audio(1)[second:]])
-    assert np.array_equal(seen[f"{weather} {weather}"], expected)
-    assert len(augmenter.draw(2, rng).parts) == 1  # there is nowhere to cut
+    augmenter, rng = Augmenter(config, longer, splice_points=points), np.random.default_rng(0)
+    example = augmenter.draw(0, rng)
+    audio, text = augmenter.make(example, rng)
+    assert len(audio) / 16_000 == pytest.approx(example.seconds)
+    assert text == f"{corpus.utterances[0].text} {corpus.utterances[0].text}"
+    assert np.array_equal(audio, np.concatenate([longer.audio(0)[:first], longer.audio(1)[second:]]))
+    assert len(augmenter.draw(2, rng).parts) == 1  # this speaker has no other
+    never = config.model_copy(update={"splice_probability": 0.0})
+    assert len(replace(augmenter, config=never).draw(0, rng).parts) == 1
+    # Nor when that would be too long: the end of the second begins early, the first ends late.
+    late = [(SplicePoint(longer.utterances[0].num_samples - 160, 22),), (SplicePoint(160, 1),), ()]
+    for longest, parts in ((12.0, 1), (15.0, 2)):
+        bounded = config.model_copy(update={"join_max_s": longest})
+        assert len(Augmenter(bounded, longer, splice_points=late).draw(0, rng).parts) == parts
 
 
 def test_nothing_is_changed_where_everything_is_off(corpus: Corpus):

@@ -23,7 +23,7 @@ from mocha_model.config import small, tiny
 from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
-from mocha_training import cli, data, losses
+from mocha_training import cli, data, losses, splicing
 from mocha_training.augment import AugmentConfig, Augmenter
 from mocha_training.average import average_checkpoints
 from mocha_training.config import TrainConfig
@@ -257,19 +257,6 @@ def test_ctc_boundaries_are_the_last_frames_of_each_character():
     assert losses.ctc_boundaries(log_probs, torch.tensor([9]), tokens, torch.tensor([4])).tolist() == [[2, 4, 7, -1]]
 
 
-def test_ctc_prefixes_are_the_likelihoods_of_every_beginning():
-    torch.manual_seed(0)
-    log_probs, num_frames = torch.randn(3, 20, 8).log_softmax(2), torch.tensor([20, 13, 5])
-    tokens = torch.tensor([[4, 4, 5, 4], [7, 5, 5, 5], [6, 6, 6, 4]])  # the last: too short for three of the same
-    found = losses.ctc_prefixes(log_probs, num_frames, tokens)
-    for n in range(5):
-        expected = -torch.nn.functional.ctc_loss(
-            log_probs.transpose(0, 1), tokens, num_frames, torch.full((3,), n), reduction="none"
-        )
-        torch.testing.assert_close(found[:, n], expected)
-    assert found[2, 4] == -torch.inf and found[:, :3].isfinite().all()
-
-
 def test_loss_falls(corpus: Corpus, tmp_path: Path):
     trainer = make_trainer(corpus, tmp_path, steps=40, learning_rate=5e-3)
     batch = next(iter(trainer._loader()))
@@ -437,17 +424,20 @@ def test_train_changes_the_dropout_of_a_checkpoint_and_splices(
     manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("MOCHA_CACHE", str(tmp_path / "cache"))
-    brief = spliced().model_copy(update={"dropout": 0.5, "bf16": False})
-    monkeypatch.setitem(RECIPES, "spliced", lambda: brief)
+    monkeypatch.setattr(splicing, "_divide", lambda *arguments: [1] * len(arguments[-1]))
+    quick = {"dropout": 0.5, "bf16": False, "augment": AugmentConfig(splice_probability=1.0)}
+    monkeypatch.setitem(RECIPES, "spliced", lambda: spliced().model_copy(update=quick))
+    texts: list[str] = []
+    make = Augmenter.make
+    monkeypatch.setattr(Augmenter, "make", lambda *a: (example := make(*a), texts.append(example[1]))[0])
     options = ("--recipe", "spliced", "--steps", 1, "--device", "cpu", "--init", BUNDLED)
     status, _ = said("train", *options, "--data", manifest.parent, "--out", tmp_path / "run")
-    last = load_checkpoint(tmp_path / "run" / "final.safetensors")
-    before = load_checkpoint(BUNDLED).config
+    last, before = load_checkpoint(tmp_path / "run" / "final.safetensors"), load_checkpoint(BUNDLED).config
     assert status == 0 and last.config.encoder.dropout == 0.5 != before.encoder.dropout
     assert last.config.encoder.lstm_sizes == before.encoder.lstm_sizes
-    assert len(json.loads((tmp_path / "run" / "cuts.json").read_text())) == 6
     average_checkpoints([BUNDLED, tmp_path / "run" / "final.safetensors"], tmp_path / "mean.safetensors")
     assert load_checkpoint(tmp_path / "mean.safetensors").config == last.config
+    assert set(texts) - {u.text for u in load_corpus(manifest).utterances}  # made of two
 
 
 def test_rows_without_a_ctc_path_count_for_nothing(corpus: Corpus, tmp_path: Path):

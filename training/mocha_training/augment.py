@@ -15,7 +15,7 @@ from mocha_model.config import SAMPLE_RATE
 from mocha_training import distortion
 from mocha_training.data import Corpus
 from mocha_training.distortion import Audio
-from mocha_training.pauses import Cut
+from mocha_training.splicing import SplicePoint
 
 AMR_BIT_RATES = (4750, 5900, 7950, 12200)
 OPUS_BIT_RATES = (6_000, 10_000, 16_000, 24_000)
@@ -32,7 +32,7 @@ class AugmentConfig(BaseModel):
     join_probability: float = Field(0.08, ge=0, le=1, description="append another utterance after a pause, and so on")
     join_max_s: float = 12.0
     splice_probability: float = Field(
-        0.0, ge=0, le=1, description="that the end comes from another utterance of the speaker, cut in a pause as well"
+        0.0, ge=0, le=1, description="that an utterance with a pause ends as another of its speaker with one does"
     )
     room_probability: float = Field(0.2, ge=0, le=1)
     noise_probability: float = Field(0.4, ge=0, le=1)
@@ -90,19 +90,20 @@ class Example:
 class Augmenter:
     """Applies `config` to recordings of `corpus`, with recorded noises where there are any.
 
-    `cuts` are of each utterance (`pauses.find_cuts`), where utterances are to be spliced.
+    `splice_points` are those of each utterance (`splicing.find_splice_points`), where utterances are to be spliced.
     """
 
     config: AugmentConfig
     corpus: Corpus
     noises: Corpus | None = None
-    cuts: Sequence[tuple[Cut, ...]] = ()
+    splice_points: Sequence[tuple[SplicePoint, ...]] = ()
 
     def draw(self, index: int, rng: np.random.Generator) -> Example:
         """How utterance `index` is spoken, how it goes on, and what is said after it."""
         parts, pauses = [self._part(index, rng)], list[float]()
-        if self.cuts and self.cuts[index] and rng.random() < self.config.splice_probability:
-            parts, pauses = self._spliced(parts[0], rng), [0.0]
+        if self.splice_points and self.splice_points[index] and rng.random() < self.config.splice_probability:
+            parts = self._spliced(parts[0], rng)
+            pauses = [0.0] * (len(parts) - 1)
         seconds = sum(part.seconds for part in parts)
         while rng.random() < self.config.join_probability:
             more, pause = self._part(int(rng.integers(len(self.corpus.utterances))), rng), rng.uniform(0.1, 0.6)
@@ -141,12 +142,17 @@ class Augmenter:
         return Part(index, 0, utterance.num_samples, utterance.text, float(speed), float(tempo))
 
     def _spliced(self, whole: Part, rng: np.random.Generator) -> list[Part]:
-        """`whole` up to one of its cuts, then another utterance by the same speaker from one of its cuts on."""
-        alike = self._cut_by_speaker[self.corpus.utterances[whole.index].speaker]
-        other = int(alike[rng.integers(len(alike))])
-        until, since = (cuts[rng.integers(len(cuts))] for cuts in (self.cuts[whole.index], self.cuts[other]))
+        """`whole` up to a splice point, then another utterance by the speaker from one on; `whole` if there is none.
+
+        Nor are they spliced if that would be longer than both `whole` and what utterances are joined to.
+        """
+        others = [i for i in self._spliceable[self._speaker(whole.index)] if i != whole.index]
+        if not others:
+            return [whole]
+        other = others[rng.integers(len(others))]
+        until, since = (p[rng.integers(len(p))] for p in (self.splice_points[i] for i in (whole.index, other)))
         end = self.corpus.utterances[other]
-        return [
+        spliced = [
             replace(whole, stop=until.at, text=" ".join(whole.text.split()[: until.words])),
             replace(
                 whole,
@@ -156,14 +162,21 @@ class Augmenter:
                 text=" ".join(end.text.split()[since.words :]),
             ),
         ]
+        longest = max(self.config.join_max_s, whole.seconds)
+        return spliced if sum(part.seconds for part in spliced) <= longest else [whole]
 
     @cached_property
-    def _cut_by_speaker(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        for index, cuts in enumerate(self.cuts):
-            if cuts:
-                found.setdefault(self.corpus.utterances[index].speaker, []).append(index)
+    def _spliceable(self) -> dict[tuple[str, str], list[int]]:
+        """Utterances with splice points, by speaker; of those whose speaker is not known each is alone."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for index, points in enumerate(self.splice_points):
+            if points:
+                found.setdefault(self._speaker(index), []).append(index)
         return found
+
+    def _speaker(self, index: int) -> tuple[str, str]:
+        utterance = self.corpus.utterances[index]
+        return utterance.corpus, utterance.speaker or f"of {index} alone"
 
     def _spoken(self, part: Part) -> Audio:
         audio = self.corpus.audio(part.index)[part.start : part.stop]

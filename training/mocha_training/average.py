@@ -13,8 +13,8 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
     """Write the mean of the floating-point tensors of `paths` to `target`, as float16; the rest is the last one's.
 
     Raises:
-        CheckpointError: there is nothing to average, the checkpoints differ in configuration (in more than dropout), or
-            a weight of the mean is not a number of float16.
+        CheckpointError: there is nothing to average, the checkpoints differ in configuration (by more than dropout in
+            the encoder), or a weight of the mean is not a number of float16.
 
     """
     loaded = [load_checkpoint(path) for path in paths]

@@ -31,7 +31,7 @@ from mocha_training.beginnings import first_model, started
 from mocha_training.config import Preset, TrainConfig
 from mocha_training.data import Corpus, CorpusError, decode_audio, find_manifest, load_corpus, trainable
 from mocha_training.evaluate import Beam, Decoding, Result, evaluate_corpus, transcribe_corpus
-from mocha_training.pauses import Cut, kept_cuts
+from mocha_training.splicing import SplicePoint, kept_splice_points
 from mocha_training.trainer import Trainer
 
 console = Console(stderr=True)
@@ -103,13 +103,14 @@ def train(
         changes |= {"ctc_only": 1.0 if ctc_only else None, "epochs": None if steps is None else 0.0}
         given = {name: value for name, value in changes.items() if value is not None}
         config = TrainConfig.model_validate(config.model_dump() | given)
-        everything = Corpus.joined([load_corpus(find_manifest(d, "train"), units=config.units) for d in data])
-        corpus = trainable(everything, config.min_seconds, config.max_seconds, config.units)
+        if config.augment.splice_probability and init is None and not (out / "last.pt").is_file():
+            raise ValueError("utterances are spliced where a model that reads finds pauses: it is given with --init")
+        corpus = _training_corpus(data, config)
         noises, dev = _first(data, "noise", config.units), _first(data, "dev", config.units)
         dev = None if dev is None else _some(dev, dev_utterances)
         start = first_model(config, corpus, mechanism, chunk_width) if init is None else started(init, config, preset)
-        cuts = _cuts(out / "cuts.json", start, corpus, device) if config.augment.splice_probability else ()
-        augmenter = Augmenter(config.augment, corpus, noises, cuts)
+        points = _splice_points(out, start, corpus, device) if config.augment.splice_probability else ()
+        augmenter = Augmenter(config.augment, corpus, noises, points)
         trainer = Trainer(config, start.model, start.tokenizer, augmenter, dev, out, device, start.provenance)
     except (ValueError, KeyError, AttributeError) as error:
         raise _fail(error) from error
@@ -123,10 +124,16 @@ def train(
         raise _fail(error) from error
 
 
-def _cuts(path: Path, start: Checkpoint, corpus: Corpus, device: str) -> list[tuple[Cut, ...]]:
-    if not start.provenance and not path.is_file():
-        raise ValueError("utterances are spliced where a model that reads finds pauses: it is given with --init")
-    return kept_cuts(path, start.model.to(device), start.tokenizer, corpus)
+def _training_corpus(data: list[Path], config: TrainConfig) -> Corpus:
+    everything = Corpus.joined([load_corpus(find_manifest(d, "train"), units=config.units) for d in data])
+    corpus = trainable(everything, config.min_seconds, config.max_seconds, config.units)
+    if not corpus.utterances:
+        raise ValueError(f"none of {len(everything.utterances)} utterances can be learned from")
+    return corpus
+
+
+def _splice_points(out: Path, start: Checkpoint, corpus: Corpus, device: str) -> list[tuple[SplicePoint, ...]]:
+    return kept_splice_points(out / "splice-points.json", start.model.to(device), start.tokenizer, corpus)
 
 
 def _some(dev: Corpus, count: int) -> Corpus | None:

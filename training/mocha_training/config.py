@@ -18,7 +18,9 @@ class TrainConfig(BaseModel):
 
     preset: Preset = Field("small", description="the network, a function of `mocha_model.config`")
     init: InitConfig = InitConfig()
-    dropout: float | None = Field(None, ge=0, lt=1, description="after each layer of the encoder; None as the network")
+    dropout: float | None = Field(
+        None, ge=0, lt=1, description="after each LSTM layer of the encoder; None for the network's"
+    )
     units: Units = Field("characters", description="what the network reads out: characters, or words such as phones")
     fold_phones: bool = Field(False, description="score TIMIT's phones as 39 classes in evaluations during training")
 

@@ -112,24 +112,3 @@ def ctc_boundaries(log_probs: Tensor, num_frames: Tensor, tokens: Tensor, num_to
         if int(starts.sum()) == len(target):
             result[row, : len(target)] = run.nonzero()[:, 0].to(tokens.device)
     return result
-
-
-def ctc_prefixes(log_probs: Tensor, num_frames: Tensor, tokens: Tensor) -> Tensor:
-    """Log-likelihood that the frames [B, T, V] are read as the first n of `tokens` [B, U], for every n; [B, U + 1].
-
-    The forward variables of CTC after the last frame (Graves et al. 2006, section 4.1), without eos.
-    """
-    num_rows, num_tokens = tokens.shape
-    blanks = log_probs.new_full((num_rows, num_tokens + 1), -torch.inf)  # alignments that end in a blank after n
-    labels = blanks.clone()  # and in the n-th symbol
-    blanks[:, 0] = 0.0
-    again = functional.pad(tokens[:, 1:] == tokens[:, :-1], (2, 0))  # the same symbol twice needs a blank between
-    never = log_probs.new_full((num_rows, 1), -torch.inf)
-    for t in range(int(num_frames.max())):
-        told = torch.cat([never, log_probs[:, t].gather(1, tokens)], dim=1)
-        either = torch.logaddexp(blanks, labels)
-        before = torch.cat([never, torch.where(again[:, 1:], blanks[:, :-1], either[:, :-1])], dim=1)
-        on = (t < num_frames)[:, None]
-        labels = torch.where(on, told + torch.logaddexp(labels, before), labels)
-        blanks = torch.where(on, log_probs[:, t, :1] + either, blanks)
-    return torch.logaddexp(blanks, labels)

@@ -87,9 +87,7 @@ async def _read(socket: WebSocket, session: Session, opened: Stream, idle: IdleT
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", 1006))
         text = message.get("text")
-        for number, piece in enumerate([text] if text is not None else cut(message.get("bytes", b""))):
-            if number:
-                await asyncio.sleep(0)
+        for piece in [text] if text is not None else cut(message.get("bytes", b"")):
             received = session.receive(piece)
             for out in received.messages:
                 if isinstance(out, Error) and out.fatal:
@@ -100,6 +98,7 @@ async def _read(socket: WebSocket, session: Session, opened: Stream, idle: IdleT
             await opened.write(received.samples)
             if received.finished:
                 opened.finish()
+            await asyncio.sleep(0)
 
 
 async def _write(socket: WebSocket, session: Session, opened: Stream) -> None:
