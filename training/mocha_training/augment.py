@@ -146,10 +146,11 @@ class Augmenter:
 
         Nor are they spliced if that would be longer than both `whole` and what utterances are joined to.
         """
-        others = [i for i in self._spliceable[self._speaker(whole.index)] if i != whole.index]
-        if not others:
+        alike = self._spliceable[self._speaker(whole.index)]
+        if len(alike) == 1:
             return [whole]
-        other = others[rng.integers(len(others))]
+        drawn = int(rng.integers(len(alike) - 1))
+        other = alike[drawn] if alike[drawn] < whole.index else alike[drawn + 1]  # they are in order
         until, since = (p[rng.integers(len(p))] for p in (self.splice_points[i] for i in (whole.index, other)))
         end = self.corpus.utterances[other]
         spliced = [
