@@ -126,6 +126,10 @@ class ModelConfig(BaseModel):
     attention: AttentionConfig = AttentionConfig()
     decoder: DecoderConfig = DecoderConfig()
 
+    def with_dropout(self, dropout: float) -> "ModelConfig":
+        """The same network with another dropout in its encoder, which no weight depends on."""
+        return self.model_copy(update={"encoder": self.encoder.model_copy(update={"dropout": dropout})})
+
     def with_attention(self, **changes: object) -> "ModelConfig":
         """The same network with another attention; raises ValidationError (a ValueError) for what there is not."""
         attention = AttentionConfig.model_validate(self.attention.model_dump() | changes)

@@ -90,9 +90,9 @@ def test_an_example_is_as_long_as_was_drawn(corpus: Corpus):
 
 
 def two_sentences_in_one(corpus: Corpus) -> Corpus:
-    """Both recordings of `corpus` with a pause between them, twice, the second time the other way round; and one alone.
+    """Both recordings of `corpus` with a pause between them, the second time the other way round.
 
-    The last is of another speaker.
+    And the first once more, by another speaker.
     """
     pause = np.zeros(6_400, np.int16)
     audio = [np.concatenate([corpus.pcm(a), pause, corpus.pcm(b)]) for a, b in ((0, 1), (1, 0))]

@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 
 from mocha_model.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from mocha_model.config import ModelConfig
 
 
 def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
@@ -18,7 +17,7 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
 
     """
     loaded = [load_checkpoint(path) for path in paths]
-    if not loaded or any(_without_dropout(c.config) != _without_dropout(loaded[-1].config) for c in loaded):
+    if not loaded or any(c.config.with_dropout(0.0) != loaded[-1].config.with_dropout(0.0) for c in loaded):
         raise CheckpointError("averaging needs checkpoints of one configuration")
     states = [c.model.state_dict() for c in loaded]
     last = loaded[-1]
@@ -32,7 +31,3 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
         if not tensor.isfinite().all():
             raise CheckpointError(f"{target} is not written: {name} has values that float16 does not")
     save_checkpoint(target, last.model, last.tokenizer, last.provenance | {"averaged": len(loaded)})
-
-
-def _without_dropout(config: ModelConfig) -> ModelConfig:
-    return config.model_copy(update={"encoder": config.encoder.model_copy(update={"dropout": 0.0})})

@@ -31,7 +31,7 @@ def first_model(config: TrainConfig, corpus: Corpus, mechanism: str | None, chun
     tokenizer = Tokenizer.from_texts((u.text for u in corpus.utterances), config.units)
     torch.manual_seed(config.seed)
     sizes: ModelConfig = getattr(model_config, config.preset)(tokenizer.vocab_size)
-    sizes = sizes if config.dropout is None else _with_dropout(sizes, config.dropout)
+    sizes = sizes if config.dropout is None else sizes.with_dropout(config.dropout)
     attention = {"mechanism": mechanism, "chunk_width": chunk_width}
     model = SpeechModel(sizes.with_attention(**{k: v for k, v in attention.items() if v is not None}))
     draw_weights(model, config.init)
@@ -48,12 +48,8 @@ def started(init: Path, config: TrainConfig, preset: Preset | None) -> Checkpoin
     if preset is not None:
         sizes: ModelConfig = getattr(model_config, preset)(start.tokenizer.vocab_size)
         wanted = sizes.with_attention(**start.config.attention.model_dump())
-    wanted = _with_dropout(wanted, start.config.encoder.dropout if config.dropout is None else config.dropout)
+    wanted = wanted.with_dropout(start.config.encoder.dropout if config.dropout is None else config.dropout)
     if wanted == start.config:
         return start
     torch.manual_seed(config.seed)
     return replace(start, model=grown(start.model, wanted), config=wanted, calibration=None, file_calibration=None)
-
-
-def _with_dropout(network: ModelConfig, dropout: float) -> ModelConfig:
-    return network.model_copy(update={"encoder": network.encoder.model_copy(update={"dropout": dropout})})

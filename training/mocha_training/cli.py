@@ -94,9 +94,7 @@ def train(
         raise _fail(f"no recipe {recipe!r}; there are {', '.join(recipes.RECIPES)}")
     if init is not None and any(x is not None for x in (mechanism, chunk_width)):
         raise _fail("--init brings an attention, so there is no --mechanism or --chunk-width beside it")
-    if "WORLD_SIZE" in os.environ:
-        torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo")
-        device = f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" else device
+    device = _joined(device)
     try:
         config = recipes.RECIPES[recipe]()
         changes = {"max_minutes": max_minutes, "steps": steps, "learning_rate": learning_rate, "preset": preset}
@@ -122,6 +120,14 @@ def train(
         trainer.run()
     except CheckpointError as error:
         raise _fail(error) from error
+
+
+def _joined(device: str) -> str:
+    """The device of this process, which under torchrun has joined the others."""
+    if "WORLD_SIZE" not in os.environ:
+        return device
+    torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+    return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" else device
 
 
 def _training_corpus(data: list[Path], config: TrainConfig) -> Corpus:
