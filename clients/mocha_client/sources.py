@@ -14,7 +14,7 @@ from typing import IO, Any, BinaryIO
 
 import av
 
-from mocha_server.media import decoded
+from mocha_server.media import decoded, opened
 from mocha_server.messages import Encoding, Start
 
 DECODED = Start(sample_rate=16_000, encoding=Encoding.PCM_S16LE, channels=1)
@@ -36,13 +36,13 @@ def decoded_pieces(path: str | IO[bytes], chunk_ms: int) -> Iterator[bytes]:
     size = piece_bytes(DECODED, chunk_ms)
     held = bytearray()
     try:
-        with av.open(_standard_input() if path == "-" else path, mode="r", buffer_size=PIPE_BYTES) as container:
+        with opened(_standard_input() if path == "-" else path, buffer_size=PIPE_BYTES) as container:
             for block in decoded(container, format="s16", layout="mono", rate=DECODED.sample_rate):
                 held += block.to_ndarray().tobytes()
                 while len(held) >= size:
                     yield bytes(held[:size])
                     del held[:size]
-    except (av.FFmpegError, OSError, IndexError) as error:
+    except (av.FFmpegError, OSError, ValueError, IndexError) as error:
         raise SourceError(f"{path}: not readable as audio ({error})") from error
     if held:
         yield bytes(held)

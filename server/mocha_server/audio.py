@@ -10,7 +10,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from mocha_server.media import decoded
+from mocha_server.media import decoded, opened
 from mocha_server.messages import Encoding, ErrorCode
 
 Samples = NDArray[np.float32] | NDArray[np.int16]  # float32 in [-1, 1], or int16 as it came: see `as_float`
@@ -147,17 +147,20 @@ def decode_file(file: str | IO[bytes], to_rate: int) -> Iterator[Float]:
 
     """
     try:
-        container = av.open(file, mode="r")
-    except (FileNotFoundError, PermissionError, IsADirectoryError):  # FFmpegErrors too, but of the path
-        raise
+        container = opened(file)
     except (av.FFmpegError, ValueError, EOFError) as error:
+        if isinstance(error, OSError) and isinstance(file, str):  # of the path, though an FFmpegError too
+            raise
         raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, "not a file of a known audio format") from error
     with container:
         if not container.streams.audio:
             raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, "the file has no audio in it")
         some = False
-        for block in decoded(container, format="flt", layout="mono", rate=to_rate, frame_size=to_rate // 2):
-            some = True
-            yield np.nan_to_num(block.to_ndarray()[0]).clip(-1, 1)
+        try:
+            for block in decoded(container, format="flt", layout="mono", rate=to_rate, frame_size=to_rate // 2):
+                some = True
+                yield np.nan_to_num(block.to_ndarray()[0]).clip(-1, 1)
+        except av.FFmpegError as error:
+            raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, f"audio of a kind that cannot be mixed ({error})") from error
         if not some:
             raise AudioError(ErrorCode.EMPTY_AUDIO, "the file has no audio that can be decoded")

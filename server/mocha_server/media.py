@@ -1,9 +1,21 @@
 """Audio out of files of any format, by FFmpeg (through PyAV). Used by the server and by the clients."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 import av
+import numpy as np
+
+ALONE = {"protocol_whitelist": "none"}
+
+
+def opened(file: str | IO[bytes], **settings: Any) -> Any:
+    """A container to read from. What a file object holds (a playlist, a session description) opens nothing else.
+
+    Raises av.FFmpegError, OSError, ValueError or EOFError: see `av.open`, which is given `settings`.
+    """
+    options = {} if isinstance(file, str) else ALONE
+    return av.open(file, mode="r", options=options, metadata_errors="replace", **settings)
 
 
 def decoded(container: Any, **target: Any) -> Iterator[Any]:
@@ -12,7 +24,7 @@ def decoded(container: Any, **target: Any) -> Iterator[Any]:
     Rate and channels of the file may change in the middle, as where recordings were joined.
     """
     resampler, current = None, None
-    for frame in _frames(container):
+    for frame in map(_mixable, _frames(container)):
         found = (frame.format.name, frame.layout.name, frame.sample_rate)
         if found != current:
             if resampler is not None:
@@ -22,6 +34,18 @@ def decoded(container: Any, **target: Any) -> Iterator[Any]:
         yield from resampler.resample(frame)
     if resampler is not None:
         yield from resampler.resample(None)
+
+
+def _mixable(frame: Any) -> Any:
+    """`frame`, or the mean of its channels where FFmpeg has no name for so many and does not mix them."""
+    if not frame.layout.name.endswith("channels"):
+        return frame
+    interleaved = av.AudioResampler(format="flt", layout=frame.layout).resample(frame)
+    samples = np.concatenate([part.to_ndarray()[0] for part in interleaved])
+    mean = samples.reshape(-1, frame.layout.nb_channels).mean(axis=1)
+    mixed = av.AudioFrame.from_ndarray(mean[None], format="flt", layout="mono")
+    mixed.sample_rate = frame.sample_rate
+    return mixed
 
 
 def _frames(container: Any) -> Iterator[Any]:

@@ -1,6 +1,8 @@
 """Decoding of raw encodings and files: exact tables, chunk-invariant resampling, typed errors."""
 
 import io
+import time
+import wave
 from pathlib import Path
 
 import av
@@ -80,6 +82,49 @@ def test_rate_and_channels_may_change_in_the_middle(clip: NDArray[np.int16]):
     loudest = np.correlate(joined, clip[8000:24000] / 32768, "valid")
     for third in np.array_split(loudest, 3):  # the clip is heard in each part
         assert third.max() > 0.8 * np.square(clip[8000:24000] / 32768).sum()
+
+
+def wav(samples: NDArray[np.int16]) -> bytes:
+    """`samples` [N, channels] at 16 kHz as a WAV file."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setparams((samples.shape[1], 2, 16_000, 0, "NONE", ""))
+        out.writeframes(samples.tobytes())
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("channels", [9, 18, 32])  # for which FFmpeg has no layout
+def test_any_number_of_channels_is_averaged(clip: NDArray[np.int16], channels: int):
+    loud = np.arange(channels)[None] % 2 * clip[:16_000, None]
+    samples = np.concatenate(list(decode_file(io.BytesIO(wav(loud.astype(np.int16))), 16_000)))
+    np.testing.assert_allclose(samples, clip[:16_000] / 32768 * (channels // 2) / channels, atol=1e-4)
+
+
+def test_too_many_channels():
+    with pytest.raises(AudioError, match="mixed"):
+        list(decode_file(io.BytesIO(wav(np.zeros((1600, 100), np.int16))), 16_000))
+
+
+def test_tags_that_are_not_utf_8_are_no_obstacle(clip: NDArray[np.int16]):
+    speech = (FIXTURES / "weather.mp3").read_bytes()
+    tag = b"TAG" + "Frühstück".encode("cp1252").ljust(125, b"\0")  # ID3v1, as Windows writes it
+    assert sum(map(len, decode_file(io.BytesIO(speech + tag), 16_000))) >= len(clip)
+
+
+def test_an_upload_opens_nothing_else(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(FIXTURES)
+    session = b"v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=x\r\nc=IN IP4 127.0.0.1\r\nt=0 0\r\nm=audio 45678 RTP/AVP 0\r\n"
+    for data in (b"ffconcat version 1.0\nfile weather.wav\n", session):
+        began = time.monotonic()
+        with pytest.raises(AudioError) as caught:
+            list(decode_file(io.BytesIO(data), 16_000))
+        assert caught.value.code is ErrorCode.UNSUPPORTED_MEDIA
+        assert time.monotonic() - began < 10  # FFmpeg waits 20 s for the first packet of a session
+
+
+def test_a_path_that_cannot_be_opened(tmp_path: Path):
+    with pytest.raises(FileNotFoundError):
+        list(decode_file(str(tmp_path / "none.wav"), 16_000))
 
 
 def test_a_truncated_file_gives_what_could_be_decoded():
