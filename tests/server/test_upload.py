@@ -1,5 +1,8 @@
 """`POST /v1/audio/transcriptions` over a real socket, and the pages beside it."""
 
+import asyncio
+import io
+import wave
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,20 @@ def test_lossless_files_give_the_offline_text(lively_server: Any, expected: str,
 )
 def test_other_formats_are_heard(lively_server: Any, name: str):
     assert post(lively_server, name).json()["text"]
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/listen"])
+async def test_a_client_that_leaves_frees_its_place(lively_server: Any, path: str):
+    hour = io.BytesIO()
+    with wave.open(hour, "wb") as file:
+        file.setparams((1, 2, 8_000, 0, "NONE", ""))
+        file.writeframes(bytes(2 * 8_000 * 3600))
+    given = {"content": hour.getvalue()} if path == "/v1/listen" else {"files": {"file": ("hour.wav", hour)}}
+    async with httpx.AsyncClient(timeout=60) as client:
+        posting = asyncio.create_task(client.post(lively_server.http + path, **given))
+        assert await lively_server.streams_left(1) == 1
+        posting.cancel()
+        assert await lively_server.streams_left(0) == 0
 
 
 def test_response_formats(lively_server: Any, expected: str):

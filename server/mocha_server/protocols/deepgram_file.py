@@ -35,7 +35,7 @@ async def listen_file(request: Request) -> Response:
                 raise OptionError("this server fetches no URLs: send the audio itself as the body")
             sha256 = await _spool(request, file)
             upload = _upload(engine, file, options, phrases)
-            segments = await upload.segments()
+            segments = await upload.segments(request)
         except OptionError as error:
             return refusal(400, "INVALID_QUERY_PARAMETER", str(error), request_id)
         except AudioError as error:

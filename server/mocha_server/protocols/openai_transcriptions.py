@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.background import BackgroundTask
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from mocha_server.audio import AudioError, Samples, decode_file
 from mocha_server.engine import Engine
@@ -126,7 +127,7 @@ async def transcriptions(request: Request) -> Response:
         wanted = wanted_by(form)
         upload = Upload(engine, decode_file(wanted.file.file, engine.info.sample_rate), wanted.phrases)
         if not wanted.stream:
-            return render(wanted, await upload.segments(), upload.seconds)
+            return render(wanted, await upload.segments(request), upload.seconds)
         first = await upload.open()
         streaming = True  # the upload is read until the response has ended
         return StreamingResponse(
@@ -136,6 +137,8 @@ async def transcriptions(request: Request) -> Response:
         return error.response()
     except AudioError as error:
         return RequestError(400, error.code.value, str(error), "file").response()
+    except ClientDisconnect:
+        return Response(status_code=499)
     except EngineError as error:
         full = error.code is ErrorCode.SERVER_FULL
         return RequestError(503 if full else 500, error.code.value, str(error)).response()

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import IO
 
+from starlette.requests import ClientDisconnect, Request
+
 from mocha_server.audio import AudioError, RawDecoder, Samples
 from mocha_server.engine import Engine
 from mocha_server.messages import ErrorCode, Segment, Start, Text
@@ -44,8 +46,23 @@ class Upload:
             stream.close()
             await asyncio.gather(feeder, return_exceptions=True)
 
-    async def segments(self) -> list[Segment]:
-        """The whole transcript; raises AudioError or EngineError."""
+    async def segments(self, request: Request) -> list[Segment]:
+        """The whole transcript; raises AudioError, EngineError, or ClientDisconnect as soon as the client has gone.
+
+        `request` is that of the client; its body has been read.
+        """
+        reading, leaving = asyncio.create_task(self._segments()), asyncio.create_task(_gone(request))
+        try:
+            await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                raise ClientDisconnect
+            return reading.result()
+        finally:
+            for task in (reading, leaving):
+                task.cancel()
+            await asyncio.gather(reading, leaving, return_exceptions=True)
+
+    async def _segments(self) -> list[Segment]:
         first = await self.open()
         return [message async for message in self.messages(first) if isinstance(message, Segment)]
 
@@ -59,6 +76,12 @@ class Upload:
                 block = await asyncio.to_thread(next, self._blocks, None)
         finally:
             stream.finish()
+
+
+async def _gone(request: Request) -> None:
+    """Until the client has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def decode_raw(file: IO[bytes], start: Start, to_rate: int) -> Iterator[Samples]:
