@@ -111,6 +111,19 @@ async def test_server_vad_ends_turns_where_segments_end(server: Any, speech: Any
     assert len({t[-1].item_id for t in turns}) == len(turns)
 
 
+async def test_a_turn_that_ends_leaves_what_was_appended_after_it(server: Any, speech: Any, heard: Callable[..., Any]):
+    more = replace(speech, samples=np.concatenate([speech.samples, np.zeros(32_000, np.int16), speech.samples]))
+    expected = heard(server, more.pcm)
+    async with session(server, format=PCM16K, turn_detection={"type": "server_vad"}) as connection:
+        await append(connection, [more.pcm])  # heard long after it was appended
+        await connection.input_audio_buffer.commit()
+        done: list[Any] = []
+        while " ".join(e.transcript for e in done).strip() != expected.text:
+            done.append((await until(connection, f"{INPUT}.completed"))[-1])
+    assert len(done) >= 2
+    assert sum(e.usage.seconds for e in done) == pytest.approx(len(more.samples) / 16_000, abs=len(done))
+
+
 async def test_the_default_is_24_khz_and_server_vad(lively_server: Any, speech: Any, heard: Callable[..., Any]):
     expected = heard(lively_server, speech.pcm, sample_rate=24_000)
     async with session(lively_server) as connection:

@@ -44,8 +44,8 @@ class RealtimeTranslator:
         self._previous_item: str | None = None
         self._item = _identifier("item")
         self._has_text, self._segments = False, list[str]()  # of the item: whether any, and what is closed of it
-        self._buffered_ms = 0.0  # appended since the last commit or clear
-        self._turn_ms = 0.0  # appended since the item began
+        self._appended_ms = self._committed_ms = 0.0  # since the connection began: in all, and as far as is committed
+        self._turn_ms = 0.0  # of the committed item
         self._heard = False  # audio since the recogniser began anew: its format is fixed
         self._committing = self._clearing = False
 
@@ -77,12 +77,14 @@ class RealtimeTranslator:
             return self._append(event)
         if event.type == "input_audio_buffer.clear":
             self._clearing = True
+            self._committed_ms = self._appended_ms
             return Request(then=Then.FLUSH)
-        if self._buffered_ms < MIN_COMMIT_MS:
-            message = f"buffer too small: {self._buffered_ms:.0f} ms of audio, {MIN_COMMIT_MS} ms are needed"
+        buffered_ms = self._appended_ms - self._committed_ms
+        if buffered_ms < MIN_COMMIT_MS:
+            message = f"buffer too small: {buffered_ms:.0f} ms of audio, {MIN_COMMIT_MS} ms are needed"
             return _mistake(message, "input_audio_buffer_commit_empty", event.event_id)
         self._committing = True
-        return Request(self._committed(), then=Then.FLUSH)
+        return Request(self._committed(self._appended_ms), then=Then.FLUSH)
 
     def _update(self, event: Update) -> Request[str]:
         try:
@@ -101,9 +103,7 @@ class RealtimeTranslator:
         except (binascii.Error, ValueError):
             return _mistake("`audio` is not base64", "invalid_base64", event.event_id, "audio")
         start = self.start
-        milliseconds = 1000 * len(audio) / (start.encoding.sample_bytes * start.sample_rate)
-        self._buffered_ms += milliseconds
-        self._turn_ms += milliseconds
+        self._appended_ms += 1000 * len(audio) / (start.encoding.sample_bytes * start.sample_rate)
         self._heard = True
         return Request(audio=audio)
 
@@ -144,14 +144,15 @@ class RealtimeTranslator:
 
     def _turn_over(self, segment: Segment) -> tuple[str, ...]:
         stopped = {"audio_end_ms": round(1000 * segment.end), "item_id": self._item}
-        return (_event("input_audio_buffer.speech_stopped", **stopped), *self._committed(), *self._complete())
+        committed = self._committed(1000 * segment.end)  # what was appended after that is of the next turn
+        return (_event("input_audio_buffer.speech_stopped", **stopped), *committed, *self._complete())
 
-    def _committed(self) -> tuple[str, ...]:
+    def _committed(self, until_ms: float) -> tuple[str, ...]:
         """The item's place in the conversation; what is emitted later still belongs to it until `_complete`."""
         content = [{"type": "input_audio", "transcript": None}]
         item = {"id": self._item, "object": "realtime.item", "type": "message", "status": "completed", "role": "user"}
         place = {"previous_item_id": self._previous_item}
-        self._buffered_ms = 0.0
+        self._turn_ms, self._committed_ms = until_ms - self._committed_ms, until_ms
         return (
             _event("input_audio_buffer.committed", item_id=self._item, **place),
             _event("conversation.item.created", item=item | {"content": content}, **place),
@@ -160,14 +161,14 @@ class RealtimeTranslator:
     def _complete(self) -> tuple[str, ...]:
         item, transcript, seconds = self._item, " ".join(self._segments), self._turn_ms / 1000
         self._previous_item, self._item = item, _identifier("item")
-        self._has_text, self._segments, self._turn_ms, self._committing = False, [], 0.0, False
+        self._has_text, self._segments, self._committing = False, [], False
         usage = {"type": "duration", "seconds": math.ceil(seconds)}
         done = {"item_id": item, "content_index": 0, "transcript": transcript, "usage": usage}
         return (_event(f"{TRANSCRIPTION}.completed", **done),)
 
     def _cleared(self) -> tuple[str, ...]:
         self._item, self._has_text, self._segments = _identifier("item"), False, []
-        self._buffered_ms, self._turn_ms, self._clearing = 0.0, 0.0, False
+        self._clearing = False
         return (_event("input_audio_buffer.cleared"),)
 
     def _session(self) -> dict[str, Any]:
