@@ -12,6 +12,7 @@ A lost connection is replaced by a new one; `continuity` says what that means fo
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from contextlib import suppress
 from types import TracebackType
 
 from pydantic import ValidationError
@@ -38,6 +39,7 @@ PIECE_BYTES = 1 << 16  # of audio in one message; servers refuse messages withou
 READY_S = 10.0  # that a server has to admit a stream once it is connected
 PASSING = (ErrorCode.SERVER_FULL, ErrorCode.INTERNAL)  # errors after which a new connection may succeed
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0  # between attempts to connect again; doubled each time
+STOOD_S = 5.0  # a connection lost after so long is a loss of its own, not one attempt more
 
 
 class ClientError(RuntimeError):
@@ -68,7 +70,7 @@ class StreamingClient:
         """Describe the audio that `send` will be given: interleaved `channels` at `sample_rate` Hz.
 
         `phrases`: words that this stream is likely to have, such as names; they are favoured.
-        `reconnect_s`: how long to go without text before a lost connection is given up; 0 never tries.
+        `reconnect_s`: how long to try to replace a lost connection; 0 never tries.
         `keep_s`: audio kept for a new connection, at most.
         """
         self.url = url
@@ -80,6 +82,7 @@ class StreamingClient:
         self._failure: ClientError | None = None
         self._finishing = self._ended = self._restoring = False
         self._deadline: float | None = None  # set while connections are lost without text in between
+        self._stands_since: float | None = None  # a connection with which nothing is wrong
         self._lock = asyncio.Lock()  # held by whoever receives or restores
         self.ready: Ready | None = None
         self.warnings: list[Error] = []
@@ -170,6 +173,7 @@ class StreamingClient:
             await socket.close()
             raise
         self.ready = first
+        self._stands_since = asyncio.get_running_loop().time()
         self._continuity.ready(first)
         return socket
 
@@ -177,7 +181,8 @@ class StreamingClient:
         """Begin a session on a new connection; raises ClientError."""
         try:
             async with asyncio.timeout(READY_S):
-                await socket.send(self._start.model_dump_json())
+                with suppress(ConnectionClosed):  # a server that refuses the stream has said why
+                    await socket.send(self._start.model_dump_json())
                 first = server_messages.validate_json(await socket.recv())
         except ConnectionClosed as error:
             raise ClientError("the server closed the connection before the stream began") from error
@@ -218,7 +223,9 @@ class StreamingClient:
         if isinstance(message, Error):
             if not message.fatal:
                 self.warnings.append(message)
-            elif message.code not in PASSING or not self._reconnect_s:
+                return
+            self._stands_since = None
+            if message.code not in PASSING or not self._reconnect_s:
                 self._failure = ClientError(message.message, message.code)
         elif not isinstance(message, Ready):
             self._events.append(self._continuity.received(message))
@@ -258,7 +265,8 @@ class StreamingClient:
     async def _connect_again(self) -> ClientConnection:
         """A new connection within `reconnect_s`; raises ClientError."""
         now = asyncio.get_running_loop().time
-        if self._deadline is None:
+        stood = self._stands_since is not None and now() - self._stands_since > STOOD_S
+        if stood or self._deadline is None:
             self._deadline = now() + self._reconnect_s
         pause, problem = FIRST_PAUSE_S, "the connection was lost before the end of the stream"
         while now() + pause < self._deadline:

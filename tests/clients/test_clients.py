@@ -58,6 +58,15 @@ async def test_errors_are_typed(lively_server: Any):
     assert caught.value.code is ErrorCode.INVALID_AUDIO
 
 
+async def test_a_full_server_says_so(make_server: Any, lively: Recognizer):
+    server = make_server(lively, max_streams=1)
+    async with StreamingClient(server.url):
+        for _ in range(20):  # the refusal may come before the client has said anything
+            with pytest.raises(ClientError) as caught:
+                await StreamingClient(server.url).__aenter__()
+            assert caught.value.code is ErrorCode.SERVER_FULL
+
+
 @pytest.mark.parametrize("path", ["/v1/realtime", "/"])
 async def test_another_protocol_is_no_server_of_ours(lively_server: Any, path: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(streaming, "READY_S", 0.5)  # the vosk protocol answers nothing

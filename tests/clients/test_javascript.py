@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.proxy import Proxy
+from websockets.asyncio.server import ServerConnection, serve
 
 import mocha_client
 from mocha_client.client import transcribe_stream
@@ -137,6 +138,14 @@ async def test_errors_are_typed(lively_server: Any, make_server: Any, lively: An
     assert (await failure(lively_server.url, encoding="pcm_f32le"))["code"] == ErrorCode.INVALID_AUDIO
     idle = await failure(make_server(lively, idle_s=0.3).url, channels=8)
     assert idle["code"] == ErrorCode.IDLE
+
+    async def greet(socket: ServerConnection) -> None:
+        await socket.send("hello")
+        await socket.wait_closed()
+
+    async with serve(greet, "127.0.0.1", 0) as other:
+        port = next(iter(other.sockets)).getsockname()[1]
+        assert "does not know" in (await failure(f"ws://127.0.0.1:{port}/"))["message"]
 
 
 def test_captions_are_the_servers():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.proxy import Proxy
 
+from mocha_client import client as streaming
 from mocha_client.client import ClientError, Event, StreamingClient
 from mocha_client.continuity import Continuity, Reconnected
 from mocha_model.recognizer import Recognizer
@@ -155,6 +156,27 @@ async def test_what_is_sent_while_a_connection_is_restored_comes_after_what_is_s
     expected = await native(lively_server.url, np.concatenate([quiet, *pieces])[round(again.time * RATE) :])
     shift = round(again.time / FRAME_S)
     assert [(c.text, c.frame - shift) for c in after] == [(c.text, c.frame) for c in characters(expected)]
+
+
+async def test_a_loss_long_after_another_has_its_own_time(proxy: Proxy, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(streaming, "STOOD_S", 0.3)
+    async with StreamingClient(proxy.url, reconnect_s=0.5) as client:
+        events: list[Event] = []
+
+        async def listen() -> None:
+            events.extend([event async for event in client])
+
+        listener = asyncio.create_task(listen())
+        for lost in range(3):  # nobody speaks, so no text comes in between
+            first = client.ready
+            proxy.cut()
+            while client.ready is first:
+                assert not listener.done(), lost
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.6)
+        await client.finish()
+        await asyncio.wait_for(listener, 30)
+    assert sum(isinstance(event, Reconnected) for event in events) == 3
 
 
 async def test_a_lost_server_is_given_up(proxy: Proxy, clip: NDArray[np.int16]):

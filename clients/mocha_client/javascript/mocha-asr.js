@@ -6,6 +6,7 @@ const PIECE_BYTES = 1 << 16; // of audio in one message; servers refuse messages
 const PASSING = ["server_full", "internal"]; // errors after which a new connection may succeed
 const FIRST_PAUSE_MS = 100, MAX_PAUSE_MS = 5000; // between attempts to connect again; doubled each time
 const PATIENCE_MS = 10_000; // for a server to admit a stream
+const STOOD_MS = 5000; // a connection lost after so long is a loss of its own, not one attempt more
 const OPEN = 1; // WebSocket.readyState
 
 export class StreamError extends Error {
@@ -13,6 +14,14 @@ export class StreamError extends Error {
     super(message);
     this.name = "StreamError";
     this.code = code;
+  }
+}
+
+function parsed(data) {
+  try {
+    return JSON.parse(data);
+  } catch {
+    return null;
   }
 }
 
@@ -110,6 +119,7 @@ export class StreamingClient {
   #failure = null;
   #restoring = null; // a promise while the connection is being replaced
   #deadline = null; // set while connections are lost without text in between
+  #standsSince = null; // a connection with which nothing is wrong
   #finishing = false; #ended = false;
   ready = null;
   warnings = [];
@@ -202,13 +212,18 @@ export class StreamingClient {
       socket.onopen = () => socket.send(JSON.stringify(this.#start));
       socket.onerror = () => {}; // a close event follows
       socket.onmessage = ({ data }) => {
-        const message = JSON.parse(data);
-        if (admitted) this.#take(message);
+        const message = parsed(data);
+        if (!message) {
+          refused = new StreamError("the server sent what this client does not know");
+          if (admitted) this.#fail(refused);
+          socket.close();
+        } else if (admitted) this.#take(message);
         else if (message.type === "error") refused = new StreamError(message.message, message.code);
         else if (message.type === "ready") {
           admitted = true;
           clearTimeout(timer);
           this.#socket = socket;
+          this.#standsSince = Date.now();
           this.#continuity.ready(message);
           this.ready = message;
           resolve();
@@ -224,8 +239,9 @@ export class StreamingClient {
 
   #take(message) {
     if (message.type === "error") {
-      if (!message.fatal) this.warnings.push(message);
-      else if (!PASSING.includes(message.code) || !this.#reconnectMs)
+      if (!message.fatal) return this.warnings.push(message);
+      this.#standsSince = null;
+      if (!PASSING.includes(message.code) || !this.#reconnectMs)
         this.#fail(new StreamError(message.message, message.code));
       return;
     }
@@ -241,7 +257,8 @@ export class StreamingClient {
   async #reconnect() {
     const segment = this.#continuity.lost();
     if (segment) this.#tell(segment);
-    this.#deadline ??= Date.now() + this.#reconnectMs;
+    const stood = this.#standsSince !== null && Date.now() - this.#standsSince > STOOD_MS;
+    if (stood || this.#deadline === null) this.#deadline = Date.now() + this.#reconnectMs;
     let wait = FIRST_PAUSE_MS, problem = "the connection was lost before the end of the stream";
     while (!this.#failure && Date.now() + wait < this.#deadline) {
       await pause(wait);
