@@ -109,23 +109,31 @@ class JointSearch(BeamSearch):
         last = active.token[:, None]
         again = each.gather(1, last)
         after_label = active.blank[:, None] + again
-        newest = torch.arange(MAX_UNSTABLE, device=last.device) == active.length[:, None] - 1
         stayed = replace(
             active,
             blank=reached + each[:, Tokenizer.blank_id],
             label=active.label + again[:, 0],
-            p=torch.where(newest, torch.maximum(active.p, again.exp()), active.p),
         )
         silent = log_probs[:, Tokenizer.blank_id] > SILENT
         if silent.all():
             stayed = _scored(stayed)
-            return replace(stayed, score=self._strict(stayed.score.view(-1, self.joint.width)))
+            stayed = replace(stayed, score=self._strict(stayed.score.view(-1, self.joint.width)))
+            return self._likeliest(stayed, each, frame)
         # [B W, V]: alignments that now write a symbol; the last one again only after a blank.
         written = (reached[:, None] + each).scatter(1, last, after_label)
         written[:, : WRITTEN.start] = -torch.inf
         written[silent.repeat_interleave(self.joint.width)] = -torch.inf
         stayed, written = self._meet(stayed, written)
-        return self._grow(_scored(stayed), written, each, keys, values, frame)
+        grown = self._grow(_scored(stayed), written, each, keys, values, frame)
+        return self._likeliest(grown, each, frame)
+
+    def _likeliest(self, h: Prefixes, each: Tensor, frame: Tensor) -> Prefixes:
+        """The last symbol of each prefix is said where it is likeliest, which is often after it was first possible."""
+        p = each.gather(1, h.token[:, None]).exp()
+        newest = torch.arange(MAX_UNSTABLE, device=p.device) == h.length[:, None] - 1
+        likelier = newest & (p > h.p)
+        frames = frame.repeat_interleave(self.joint.width)[:, None]
+        return replace(h, p=torch.where(likelier, p, h.p), frames=torch.where(likelier, frames, h.frames))
 
     def _level(self, h: Prefixes) -> Prefixes:
         """`h` with 0 for the best prefix of each row, so that numbers stay small; what has no score has nothing."""

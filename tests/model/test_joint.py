@@ -84,6 +84,8 @@ def test_what_is_added_is_the_decoders_own_score_along_the_path(
     heard: tuple[Recognizer, Tensor, Tensor], weight: float
 ):
     recognizer, memory, labels = heard
+    falling = torch.arange(FRAMES)[:, None] * 0.3  # so that symbols are likeliest where they are written
+    labels = torch.cat([labels[:, :1, :1].repeat(1, FRAMES, 1), labels[:, :1, 1:] - falling], dim=2)
     decoder, attention = recognizer.model.decoder, recognizer.model.decoder.attention
     config = JointConfig(width=8, threshold=1e9, decoder_weight=weight, length_bonus=0.25)
     search = JointSearch(decoder, LIMITS, -1, config)
@@ -114,6 +116,22 @@ def test_what_is_added_is_the_decoders_own_score_along_the_path(
     for k in range(8):
         frames = h.frames[0, k, : int(h.length[0, k])].tolist()
         assert frames == sorted(set(frames))
+
+
+@torch.inference_mode()
+def test_a_symbol_is_said_where_it_is_likeliest(heard: tuple[Recognizer, Tensor, Tensor]):
+    recognizer, memory, _ = heard
+    labels = torch.full((1, FRAMES, recognizer.tokenizer.vocab_size), -20.0)
+    labels[..., Tokenizer.blank_id] = 0.0
+    labels[0, :, 4] = torch.tensor([-3.0, -2.0, 4.0, 3.0, -20.0, -20.0])  # written at frame 0, likeliest at frame 2
+    labels[0, 4:, 5] = torch.tensor([1.0, 1.0])
+    search = JointSearch(recognizer.model.decoder, LIMITS, -1, JointConfig(width=5))
+    _, state = search.step(memory, labels, torch.tensor([FRAMES]), search.init_state(1))
+    symbols: list[Symbol] = []
+    search.close(torch.tensor([True]), state, torch.tensor([FRAMES - 1]), symbols)
+    likely = labels.softmax(2)[0]
+    assert [(s.token, s.frame) for s in symbols[:2]] == [(4, 2), (5, 4)]
+    assert [s.p for s in symbols[:2]] == pytest.approx([float(likely[2, 4]), float(likely[4, 5])])
 
 
 @torch.inference_mode()
