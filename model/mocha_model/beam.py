@@ -270,10 +270,11 @@ class BeamSearch:
             weights=torch.where(place[..., None], weights[:, None], h.weights),
         )
 
-    def _tell_stable(self, state: BeamState, symbols: list[Symbol], real: Tensor) -> BeamState:
+    def _tell_stable(self, state: BeamState, symbols: list[Symbol], real: Tensor, room: int = 0) -> BeamState:
         """Emit what all hypotheses of a row share, and forget it.
 
-        Those that contradict the best one are dropped first: in what cannot wait, or where the suffix is full.
+        Those that contradict the best one are dropped first: in what cannot wait, or where the suffix has no room for
+        what a frame, or `room` symbols, may add.
         """
         h = state.hypotheses
         best = best_of(h.score)
@@ -283,8 +284,9 @@ class BeamSearch:
         shared = (h.tokens == lead) & written
         same = shared.int().cumprod(2).sum(2)  # [B, W] symbols from the first on that are the best one's
         kept = h.score > -torch.inf
-        full = (kept & (h.length >= MAX_UNSTABLE - self.config.max_emissions_per_frame)).any(1)
-        overdue = full[:, None, None] & (place == 0)
+        room = max(room, self.config.max_emissions_per_frame)
+        longest = h.length.masked_fill(~kept, 0).amax(1)
+        overdue = place <= (longest + room - MAX_UNSTABLE)[:, None, None]
         if self.beam.patience is not None:
             overdue = overdue | (h.frames <= (state.num_frames - 1 - self.beam.patience)[:, None, None])
         due = (overdue & written).int().cumprod(2).sum(2)  # [B, W] symbols that cannot wait
@@ -335,7 +337,14 @@ class BeamSearch:
         symbols: list[Symbol] = []
         spoken = state.open | (state.hypotheses.length > 0).any(1)
         last = state.num_frames - 1
-        finished = self._finish(flat_rows(state.hypotheses), last.repeat_interleave(self.beam.width))
+        frames = last.repeat_interleave(self.beam.width)
+        finished = self._finish(flat_rows(state.hypotheses), frames)
+        too_long = (finished.length > MAX_UNSTABLE) & (finished.score > -torch.inf)
+        crowded = rows & too_long.view(len(rows), -1).any(1)
+        if crowded.any():  # once more, with room for all that is added
+            roomy = self._tell_stable(state, symbols, crowded, self.config.max_emissions_at_end)
+            state = where_rows(crowded, roomy, state)
+            finished = self._finish(flat_rows(state.hypotheses), frames)
         ready = replace(
             state, hypotheses=where_rows(rows & spoken, split_rows(finished, self.beam.width), state.hypotheses)
         )

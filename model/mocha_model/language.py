@@ -148,7 +148,7 @@ class WordLanguageModel:
         known = below.diff(dim=1).clamp(min=0)  # [B, S]; the blank is the word that ends here
         unknown = (rest + state.spelled).exp()[:, None] * self._spelling[state.last].exp()
         both = known + unknown
-        scores = (both / both.sum(1, keepdim=True).clamp(min=1e-30)).log()
+        scores = (both / both.sum(1, keepdim=True).clamp(min=torch.finfo(both.dtype).tiny)).log()
         word = self._word(state.node)
         begins = state.last == self._space
         ended = self._end_of_sentence(

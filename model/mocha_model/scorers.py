@@ -75,14 +75,15 @@ class PhraseBook:
     """Favours phrases, character by character; each row may have its own.
 
     The phrases of a row are a trie, each of which may begin where a word may. Every symbol that follows it is worth the
-    bonus; one that leaves it pays back what was earned since the last phrase that was complete. All tries lie in one
-    table of `worth` [N, V] and `next_node` [N, V]; node 0 belongs to rows without phrases and is worth nothing.
+    bonus; one that leaves it pays back what was earned since the last phrase that was complete. The end of a segment
+    completes a phrase as a space does. All tries lie in one table of `worth` [N, V] and `next_node` [N, V]; node 0
+    belongs to rows without phrases and is worth nothing.
     """
 
     def __init__(self, tokenizer: Tokenizer, bonus: float = PHRASE_BONUS) -> None:
         """`bonus` is per character of a phrase."""
         self._tokenizer, self._bonus = tokenizer, bonus
-        self._vacant: list[tuple[int, int]] = []  # (first node, how many) of tries that were removed
+        self._vacant: list[tuple[int, int]] = []  # (first node, how many) that are free, sorted
         self._sizes: dict[int, int] = {}  # nodes of the trie at a root
         self._next_node = torch.zeros(1, tokenizer.vocab_size, dtype=torch.int64)
         self._worth = torch.zeros(1, tokenizer.vocab_size)
@@ -114,9 +115,18 @@ class PhraseBook:
     def remove(self, root: int) -> None:
         """Forget the phrases at `root`, which no row may use any longer; 0 does nothing."""
         if root:
-            self._vacant.append((root - 1, self._sizes.pop(root - 1)))
+            self._vacate(root - 1, self._sizes.pop(root - 1))
             if not self._sizes:
                 self._vacant, self._next_node, self._worth = [], self._next_node[:1], self._worth[:1]
+
+    def _vacate(self, first: int, count: int) -> None:
+        """Free `count` nodes; what is free in a row is one vacancy, so that longer tries find room there."""
+        vacant: list[tuple[int, int]] = []
+        for at, size in sorted([*self._vacant, (first, count)]):
+            if vacant and sum(vacant[-1]) == at:
+                at, size = vacant[-1][0], vacant.pop()[1] + size
+            vacant.append((at, size))
+        self._vacant = vacant
 
     def _place(self, count: int) -> int:
         """The first of `count` nodes in a row that are free."""
@@ -176,6 +186,8 @@ def _trie(phrases: Sequence[str], tokenizer: Tokenizer, bonus: float) -> Trie:
         # The space that ends a phrase is also where the next word, and another phrase, may begin.
         onwards = children[1] | below if node in complete else below
         edges += [(node, token, into) for token, into in onwards.items()]
+        if below.get(space) in complete:
+            edges.append((node, tokenizer.eos_id, 0))
         for into in below.values():
             earned[into] = 0.0 if into in complete else earned[node] + bonus
     source, symbol, target = torch.tensor(edges).unbind(1)

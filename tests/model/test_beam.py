@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from tests.conftest import lively_recognizer
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from mocha_model.beam import BeamConfig, BeamSearch
 from mocha_model.config import DecoderConfig
 from mocha_model.emissions import Emission, text_of
-from mocha_model.joint import JointConfig
+from mocha_model.hypotheses import MAX_UNSTABLE
+from mocha_model.joint import JointConfig, JointSearch
 from mocha_model.recognizer import Recognizer
 from mocha_model.scorers import Fusion, PhraseBook
 from mocha_model.streaming import map_state, state_bytes
@@ -205,6 +207,45 @@ def test_each_row_has_its_own_phrases():
     assert len(book) == 0
 
 
+def test_lists_that_come_and_go_leave_their_room_to_others():
+    tokenizer = Tokenizer.from_texts(["abcdefghijklmnopqrstuvwxyz "])
+    book, rng = PhraseBook(tokenizer, bonus=1.0), random.Random(0)
+    lists: dict[int, list[str]] = {}
+    for _ in range(200):
+        if len(lists) == 5:
+            gone = rng.choice(list(lists))
+            book.remove(gone)
+            del lists[gone]
+        phrases = ["".join(rng.choices("abcdefgh", k=10)) for _ in range(rng.randint(10, 40))]
+        lists[book.add(phrases)] = phrases
+    assert len(book._worth) < 10_000  # five lists of at most 440 nodes are alive
+    for root, phrases in lists.items():
+        assert all(worth_of(book, root, tokenizer.encode(phrase + " ")) == 11 for phrase in phrases)
+
+
+@torch.inference_mode()
+def test_a_phrase_that_ends_a_segment_keeps_its_bonus(lively: Recognizer):
+    tokenizer, decoder = lively.tokenizer, lively.model.decoder
+    book = PhraseBook(tokenizer, bonus=1.0)
+    root = book.add(["call kowalski", "bat"])
+
+    def total(text: str) -> float:
+        return worth_of(book, root, [*tokenizer.encode(text), Tokenizer.eos_id])
+
+    assert total("call kowalski") == total("call kowalski ") == 14
+    assert total("call kowalsk") == total("call") == total("call ") == total("a") == 0
+    labels = torch.full((1, 3, tokenizer.vocab_size), -20.0)
+    for frame, symbol in enumerate(tokenizer.encode("bad")):
+        labels[0, frame, symbol] = 0.0
+    labels[0, 2, tokenizer.encode("t")] = -2.0
+    search = JointSearch(decoder, DecoderConfig(), tokenizer.space_id, JointConfig(8), Fusion(((1.0, book),)))
+    state = search.init_state(1, (book.at(torch.tensor([root])),))
+    memory = torch.zeros(1, 3, decoder.attention.energies.memory_size)
+    told, state = search.step(memory, labels, torch.tensor([3]), state)
+    rest, _ = search.flush(torch.tensor([True]), state)
+    assert tokenizer.decode(s.token for s in told + rest) == "bat"
+
+
 def test_greedy_search_follows_the_phrases_of_each_row(lively: Recognizer):
     samples = sound(60_000)
     plain = Recognizer(lively.model, lively.tokenizer)
@@ -229,3 +270,51 @@ def test_fusion_steers_the_search(lively: Recognizer):
     text = "".join(e.text for e in steered.transcribe(samples))
     assert set(text) <= set("qz") and len(text) > 3
     assert all(len(list(group)) < 200 for _, group in itertools.groupby(text))
+
+
+@dataclass(frozen=True)
+class Counting:
+    """A scorer that leaves open what the first symbols are, and says what each after them is."""
+
+    num_open: int
+    vocab_size: int
+
+    def init_state(self, batch_size: int, device: torch.device) -> Tensor:
+        return torch.zeros(batch_size, dtype=torch.int64, device=device)
+
+    def symbol(self, place: int) -> int:
+        return 6 + place % 7
+
+    def scores(self, state: Tensor) -> Tensor:
+        scores = torch.full((len(state), self.vocab_size), -torch.inf)
+        for row, place in enumerate(state.tolist()):
+            scores[row, [4, 5] if place < self.num_open else [self.symbol(place)]] = 0
+        return scores
+
+    def advance(self, state: Tensor, token: Tensor) -> Tensor:
+        return state + 1
+
+    def restart(self, state: Tensor) -> Tensor:
+        return torch.zeros_like(state)
+
+
+@pytest.mark.parametrize("num_open", [1, 4])
+@torch.inference_mode()
+def test_no_symbol_is_lost_where_hypotheses_agree_late(num_open: int):
+    """Whenever the audio ends: what is told then, and what was told before, is all that was written."""
+    recognizer = lively_recognizer()
+    decoder, vocab = recognizer.model.decoder, recognizer.tokenizer.vocab_size
+    decoder.attention.energies.bias[0] = 100.0  # it always fires
+    limits, counting = DecoderConfig(max_emissions_per_frame=3), Counting(num_open, vocab)
+    search = BeamSearch(decoder, limits, -1, BeamConfig(2**num_open, 1e9), Fusion(((1.0, counting),)))
+    frames = MAX_UNSTABLE // 3 + 8
+    memory = torch.randn(1, frames, decoder.attention.energies.memory_size)
+    state, told = search.init_state(1), list[int]()
+    for t in range(frames):
+        found, state = search.step(memory[:, [t]], torch.zeros(1, 1, vocab), torch.tensor([1]), state)
+        told += [s.token for s in found]
+        rest, _ = search.flush(torch.tensor([True]), state)
+        whole = told + [s.token for s in rest]
+        count = 3 * (t + 1) + limits.max_emissions_at_end
+        assert set(whole[:num_open]) <= {4, 5}
+        assert whole[num_open:] == [*map(counting.symbol, range(num_open, count)), Tokenizer.eos_id]

@@ -96,6 +96,15 @@ def test_characters_multiply_to_words(tokenizer: Tokenizer, least: int, sentence
     assert total == pytest.approx(expected, abs=1e-4)
 
 
+def test_an_unknown_word_may_be_long(tokenizer: Tokenizer):
+    model = WordLanguageModel(count_words(TEXT, tokenizer, 1), tokenizer)
+    state = model.init_state(1, torch.device("cpu"))
+    for token in tokenizer.encode("hippopotomonstrosesquippedaliophobia"):
+        state = model.advance(state, torch.tensor([token]))
+        scores = model.scores(state)[0]
+        assert float(scores[4:].exp().sum() + scores[tokenizer.eos_id].exp()) == pytest.approx(1, abs=1e-5)
+
+
 def test_rows_do_not_mind_each_other(tokenizer: Tokenizer):
     model = WordLanguageModel(count_words(TEXT, tokenizer, 1), tokenizer)
     texts = ["the cat sat", "a dog is it", "cats on the"]
