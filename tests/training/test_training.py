@@ -453,6 +453,13 @@ def test_rows_without_a_ctc_path_count_for_nothing(corpus: Corpus, tmp_path: Pat
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.decoder.parameters(), strict=True))
 
 
+def test_a_batch_without_a_ctc_path_has_figures(corpus: Corpus, tmp_path: Path):
+    trainer = make_trainer(corpus, tmp_path, attention="path")
+    batch = next(iter(trainer._loader()))
+    figures = trainer.train_step(replace(batch, num_samples=torch.full_like(batch.num_samples, 2000)))
+    assert figures["fired"] == 0 and all(np.isfinite(value) for value in figures.values())
+
+
 def _one_step(rank: int, manifest: Path, directory: Path) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{directory}/meet", rank=rank, world_size=2)
@@ -501,6 +508,26 @@ def test_resumed_run_is_the_same_run(muon: bool, corpus: Corpus, tmp_path: Path)
             break
     resumed = make_trainer(corpus, tmp_path / "part", steps=7, muon=muon)
     assert resumed.resume() and resumed.step == 2
+    resumed.run()
+    for name, tensor in whole.model.state_dict().items():
+        torch.testing.assert_close(tensor, resumed.model.state_dict()[name], rtol=0, atol=0, msg=name)
+
+
+def test_a_resumed_run_knows_its_best(corpus: Corpus, tmp_path: Path):
+    runs = []
+    for name in ("whole", "part", "part"):
+        runs.append(make_trainer(corpus, tmp_path / name, steps=4, save_every=2, evaluate_every=2))
+        runs[-1].dev = corpus.subset([0, 1])
+    whole, part, resumed = runs
+    whole.run()
+    for batch in part._loader():
+        part._after_step(part.train_step(batch))
+        if part.step == 2:
+            break
+    assert resumed.resume() and resumed.fewest_errors == part.fewest_errors < math.inf
+    best = (tmp_path / "part" / "best.safetensors").read_bytes()
+    resumed._keep_best(part.fewest_errors + 0.1)
+    assert (tmp_path / "part" / "best.safetensors").read_bytes() == best
     resumed.run()
     for name, tensor in whole.model.state_dict().items():
         torch.testing.assert_close(tensor, resumed.model.state_dict()[name], rtol=0, atol=0, msg=name)

@@ -251,7 +251,8 @@ class Trainer:
         ce = self._cross_entropy(out.logits, batch.tokens, num_tokens)
         decides = out.decides & (num_tokens > 0)[:, None]
         path = losses.path_likelihood(out.energies, out.selects, decides, num_tokens)
-        fired = (out.energies[out.selects & decides] >= 0).float().mean()  # p >= 0.5 where it should be
+        selected = out.selects & decides
+        fired = ((out.energies >= 0) & selected).sum() / selected.sum().clamp(min=1)  # p >= 0.5 where it should be
         return {"ce": (1 - c.ctc_weight, ce), "path": (c.path_weight, path), "fired": (0.0, fired)}
 
     @torch.no_grad()
@@ -300,12 +301,12 @@ class Trainer:
         row |= figures | {"learning_rate": self.learning_rate()}
         if self.step % 10 == 0:
             self._log(row)
-        if self.step % self.config.save_every == 0:
-            self.save()
         if self.step % self.config.evaluate_every == 0 and self.dev is not None:
             report = self.evaluate(self.dev)
             self._log({"step": self.step, "elapsed_s": self.elapsed_s} | report)
             self._keep_best(report.get("dev_ctc_wer" if self.config.ctc_only == 1 else "dev_wer", math.inf))
+        if self.step % self.config.save_every == 0:  # with the errors of the best so far
+            self.save()
 
     def _log(self, row: dict[str, Any]) -> None:
         with (self.directory / "log.jsonl").open("a") as log:
