@@ -109,31 +109,26 @@ class JointSearch(BeamSearch):
         last = active.token[:, None]
         again = each.gather(1, last)
         after_label = active.blank[:, None] + again
+        frames = frame.repeat_interleave(self.joint.width)
+        newest = torch.arange(MAX_UNSTABLE, device=last.device) == active.length[:, None] - 1
+        likelier = newest & (again.exp() > active.p)
         stayed = replace(
             active,
             blank=reached + each[:, Tokenizer.blank_id],
             label=active.label + again[:, 0],
+            p=torch.where(likelier, again.exp(), active.p),
+            frames=torch.where(likelier, frames[:, None], active.frames),
         )
         silent = log_probs[:, Tokenizer.blank_id] > SILENT
         if silent.all():
             stayed = _scored(stayed)
-            stayed = replace(stayed, score=self._strict(stayed.score.view(-1, self.joint.width)))
-            return self._likeliest(stayed, each, frame)
+            return replace(stayed, score=self._strict(stayed.score.view(-1, self.joint.width)))
         # [B W, V]: alignments that now write a symbol; the last one again only after a blank.
         written = (reached[:, None] + each).scatter(1, last, after_label)
         written[:, : WRITTEN.start] = -torch.inf
         written[silent.repeat_interleave(self.joint.width)] = -torch.inf
-        stayed, written = self._meet(stayed, written)
-        grown = self._grow(_scored(stayed), written, each, keys, values, frame)
-        return self._likeliest(grown, each, frame)
-
-    def _likeliest(self, h: Prefixes, each: Tensor, frame: Tensor) -> Prefixes:
-        """The last symbol of each prefix is said where it is likeliest, which is often after it was first possible."""
-        p = each.gather(1, h.token[:, None]).exp()
-        newest = torch.arange(MAX_UNSTABLE, device=p.device) == h.length[:, None] - 1
-        likelier = newest & (p > h.p)
-        frames = frame.repeat_interleave(self.joint.width)[:, None]
-        return replace(h, p=torch.where(likelier, p, h.p), frames=torch.where(likelier, frames, h.frames))
+        stayed, written = self._meet(stayed, written, again.exp(), frames)
+        return self._grow(active, _scored(stayed), written, each, keys, values, frames)
 
     def _level(self, h: Prefixes) -> Prefixes:
         """`h` with 0 for the best prefix of each row, so that numbers stay small; what has no score has nothing."""
@@ -148,29 +143,47 @@ class JointSearch(BeamSearch):
         blank, label = ((x + offset).masked_fill(dead, -torch.inf) for x in (h.blank, h.label))
         return replace(h, blank=blank, label=label, added=above(h.added.masked_fill(dead, 0.0)))
 
-    def _meet(self, h: Prefixes, written: Tensor) -> tuple[Prefixes, Tensor]:
-        """Where a prefix and one more symbol are another prefix of the row, the alignments are that one's."""
+    def _meet(self, h: Prefixes, written: Tensor, p: Tensor, frames: Tensor) -> tuple[Prefixes, Tensor]:
+        """Where a prefix and one more symbol are another prefix of the row, the alignments are that one's.
+
+        If they are likelier than its own, so are its symbols' times; `p` [B W, 1] is that of its last at `frames`.
+        """
         width = self.joint.width
         name, stem, last = (x.view(-1, width) for x in (h.name, h.stem, h.token))
         same = stem[:, :, None] == name[:, None, :]  # [B, prefix, prefix without its last symbol]
         alive = (h.blank > -torch.inf) | (h.label > -torch.inf)
         row, into, source = (same & alive.view(-1, 1, width) & alive.view(-1, width, 1)).nonzero().unbind(1)
         source, symbol, into = row * width + source, last[row, into], row * width + into
+        better = written[source, symbol] > torch.logaddexp(h.blank, h.label)[into]
         label = h.label.clone()
         label[into] = torch.logaddexp(label[into], written[source, symbol])
         written[source, symbol] = -torch.inf
-        return replace(h, label=label), written
+        h, source, into = replace(h, label=label), source[better], into[better]
+        place, last = torch.arange(MAX_UNSTABLE, device=into.device), h.length[into, None] - 1
+
+        def timed(own: Tensor, now: Tensor) -> Tensor:
+            """`own` [B W, L] of prefixes, where they are likelier as others that go on `now` [B W, 1]."""
+            renewed = torch.where(place < last, own[source], torch.where(place == last, now[into], own[into]))
+            return own.index_copy(0, into, renewed)
+
+        return replace(h, p=timed(h.p, p), frames=timed(h.frames, frames[:, None])), written
 
     def _grow(
-        self, h: Prefixes, written: Tensor, each: Tensor, keys: Tensor, values: Tensor, frame: Tensor
+        self,
+        before: Prefixes,
+        h: Prefixes,
+        written: Tensor,
+        each: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        frames: Tensor,
     ) -> Prefixes:
-        """Choose among the prefixes as they are and all that `written` [B W, V] makes of them.
+        """Choose among the prefixes `h` as they are and all that `written` [B W, V] makes of them as they were.
 
         The decoder's scores are never above 0. Where they count, it is asked about those prefixes that could come among
         the best if it were certain; where they do not, about those that were chosen to grow.
         """
         width, vocab, weight = self.joint.width, written.shape[1], self.joint.decoder_weight
-        frames = frame.repeat_interleave(width)
         added = h.added[:, None].expand_as(written) + self.joint.length_bonus + self.fusion.scores(h.scorers)
         grown = (written + added).nan_to_num(-torch.inf, neginf=-torch.inf)
         hopeful = (grown.amax(dim=1) > self._least(h.score)).nonzero()[:, 0]
@@ -194,7 +207,8 @@ class JointSearch(BeamSearch):
         stayed: Prefixes = gather_rows(h, source)
         heard = torch.zeros_like(h.token).index_copy(0, asked, torch.arange(len(asked), device=asked.device))[source]
         p, q = each[source, token].exp(), answer.scores[heard, token].exp()
-        longer = self._append(stayed, token, frames, p, q, answer.weights[heard])
+        grown_from = replace(stayed, p=before.p[source], frames=before.frames[source])
+        longer = self._append(grown_from, token, frames, p, q, answer.weights[heard])
         longer = replace(
             longer,
             decoder=gather_rows(answer.decoder, heard),

@@ -14,7 +14,7 @@ from torch.nn.functional import ctc_loss
 from mocha_model.beam import BeamState
 from mocha_model.config import DecoderConfig
 from mocha_model.hypotheses import MAX_UNSTABLE
-from mocha_model.joint import JointConfig, JointSearch
+from mocha_model.joint import JointConfig, JointSearch, Prefixes
 from mocha_model.recognizer import Recognizer
 from mocha_model.scorers import Fusion
 from mocha_model.search import Symbol
@@ -78,6 +78,14 @@ def test_alone_the_ctc_branch_gives_its_most_probable_text(heard: tuple[Recogniz
         assert score - found[best] == pytest.approx(scores[text] - top, abs=1e-3)
 
 
+class TimedAsAsked(JointSearch):
+    """Symbols keep the frames at which the decoder was asked about them."""
+
+    def _meet(self, h: Prefixes, written: Tensor, p: Tensor, frames: Tensor) -> tuple[Prefixes, Tensor]:
+        met, rest = super()._meet(h, written, p, frames)
+        return replace(met, p=h.p, frames=h.frames), rest
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize("weight", [0.7, 0.0])
 def test_what_is_added_is_the_decoders_own_score_along_the_path(
@@ -88,7 +96,7 @@ def test_what_is_added_is_the_decoders_own_score_along_the_path(
     labels = torch.cat([labels[:, :1, :1].repeat(1, FRAMES, 1), labels[:, :1, 1:] - falling], dim=2)
     decoder, attention = recognizer.model.decoder, recognizer.model.decoder.attention
     config = JointConfig(width=8, threshold=1e9, decoder_weight=weight, length_bonus=0.25)
-    search = JointSearch(decoder, LIMITS, -1, config)
+    search = TimedAsAsked(decoder, LIMITS, -1, config)
     told, state = search.step(memory, labels, torch.tensor([FRAMES]), search.init_state(1))
     h = state.hypotheses
     shared = [(s.token, s.frame, s.q) for s in told]
@@ -132,6 +140,22 @@ def test_a_symbol_is_said_where_it_is_likeliest(heard: tuple[Recognizer, Tensor,
     likely = labels.softmax(2)[0]
     assert [(s.token, s.frame) for s in symbols[:2]] == [(4, 2), (5, 4)]
     assert [s.p for s in symbols[:2]] == pytest.approx([float(likely[2, 4]), float(likely[4, 5])])
+
+
+@torch.inference_mode()
+def test_a_symbol_that_went_on_too_early_is_said_where_it_is_likeliest(heard: tuple[Recognizer, Tensor, Tensor]):
+    recognizer, memory, _ = heard
+    labels = torch.full((1, FRAMES, recognizer.tokenizer.vocab_size), -20.0)
+    labels[..., Tokenizer.blank_id] = 0.0
+    labels[0, :2, 4] = torch.tensor([-3.0, 2.0])
+    labels[0, [1, 5], 5] = torch.tensor([-6.0, 4.0])  # 4 5 is a prefix before 4 is likely
+    search = JointSearch(recognizer.model.decoder, LIMITS, -1, JointConfig(width=8))
+    _, state = search.step(memory, labels, torch.tensor([FRAMES]), search.init_state(1))
+    symbols: list[Symbol] = []
+    search.close(torch.tensor([True]), state, torch.tensor([FRAMES - 1]), symbols)
+    likely = labels.softmax(2)[0]
+    assert [(s.token, s.frame) for s in symbols[:2]] == [(4, 1), (5, 5)]
+    assert [s.p for s in symbols[:2]] == pytest.approx([float(likely[1, 4]), float(likely[5, 5])])
 
 
 @torch.inference_mode()
