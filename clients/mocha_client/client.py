@@ -224,6 +224,7 @@ class StreamingClient:
             if not message.fatal:
                 self.warnings.append(message)
                 return
+            self._forget_old_losses()
             self._stands_since = None
             if message.code not in PASSING or not self._reconnect_s:
                 self._failure = ClientError(message.message, message.code)
@@ -262,11 +263,17 @@ class StreamingClient:
         finally:
             self._restoring = False
 
+    def _forget_old_losses(self) -> None:
+        """What is lost after it stood for long is not the loss before once more."""
+        now = asyncio.get_running_loop().time()
+        if self._stands_since is not None and now - self._stands_since > STOOD_S:
+            self._deadline = None
+
     async def _connect_again(self) -> ClientConnection:
         """A new connection within `reconnect_s`; raises ClientError."""
         now = asyncio.get_running_loop().time
-        stood = self._stands_since is not None and now() - self._stands_since > STOOD_S
-        if stood or self._deadline is None:
+        self._forget_old_losses()
+        if self._deadline is None:
             self._deadline = now() + self._reconnect_s
         pause, problem = FIRST_PAUSE_S, "the connection was lost before the end of the stream"
         while now() + pause < self._deadline:

@@ -83,7 +83,9 @@ class Character(_Message):
         description="selection probability (in a live beam, the CTC branch's); 0 where the end of the audio forced it"
     )
     q: float = Field(description="probability of the character once the frame was selected")
-    chunk: list[float] = Field(description="attention over the frames up to and including `frame`")
+    chunk: list[float] = Field(
+        description="attention over the frames up to and including `frame` (in a live beam, the first possible)"
+    )
 
 
 class Word(_Message):

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from websockets.asyncio.server import ServerConnection, serve
 
 import mocha_client
 from mocha_client.client import transcribe_stream
-from mocha_server.messages import ErrorCode, Segment, Text, Word
+from mocha_server.messages import ErrorCode, Ready, Segment, Text, Word
 from mocha_server.subtitles import srt, vtt
 
 PACKAGE = Path(mocha_client.__file__).parent / "javascript"
@@ -25,6 +26,8 @@ MODULE = PACKAGE / "mocha-asr.js"
 PROGRAMS = Path(__file__).parent / "javascript"
 TSC = Path(__file__).parents[1] / "e2e" / "node" / "node_modules" / ".bin" / "tsc"
 NODE = ["node", "--experimental-websocket", "--no-warnings"]  # the flag is for Node 20 and 21; later ones need none
+
+READY = Ready(session="a", model="m", sample_rate=16_000, frame_ms=40, latency_ms=25, chunk_width=2).model_dump_json()
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 
@@ -139,13 +142,16 @@ async def test_errors_are_typed(lively_server: Any, make_server: Any, lively: An
     idle = await failure(make_server(lively, idle_s=0.3).url, channels=8)
     assert idle["code"] == ErrorCode.IDLE
 
-    async def greet(socket: ServerConnection) -> None:
-        await socket.send("hello")
-        await socket.wait_closed()
+    for messages in (["hello"], ['{"type":"hello"}'], [READY, '{"type":"hello"}'], [READY, "5"]):
+        async with serve(partial(say, messages), "127.0.0.1", 0) as other:
+            port = next(iter(other.sockets)).getsockname()[1]
+            assert "does not know" in (await failure(f"ws://127.0.0.1:{port}/"))["message"]
 
-    async with serve(greet, "127.0.0.1", 0) as other:
-        port = next(iter(other.sockets)).getsockname()[1]
-        assert "does not know" in (await failure(f"ws://127.0.0.1:{port}/"))["message"]
+
+async def say(messages: list[str], socket: ServerConnection) -> None:
+    for message in messages:
+        await socket.send(message)
+    await socket.wait_closed()
 
 
 def test_captions_are_the_servers():

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.proxy import Proxy
+from websockets.asyncio.server import ServerConnection, serve
 
 from mocha_client import client as streaming
 from mocha_client.client import ClientError, Event, StreamingClient
 from mocha_client.continuity import Continuity, Reconnected
 from mocha_model.recognizer import Recognizer
-from mocha_server.messages import Character, End, Ready, Segment, Start, Text
+from mocha_server.messages import Character, End, Error, ErrorCode, Ready, Segment, Start, Text
 
 RATE, FRAME_S = 16_000, 0.04
 READY = Ready(session="a", model="m", sample_rate=RATE, frame_ms=1000 * FRAME_S, latency_ms=25, chunk_width=2)
@@ -156,6 +157,27 @@ async def test_what_is_sent_while_a_connection_is_restored_comes_after_what_is_s
     expected = await native(lively_server.url, np.concatenate([quiet, *pieces])[round(again.time * RATE) :])
     shift = round(again.time / FRAME_S)
     assert [(c.text, c.frame - shift) for c in after] == [(c.text, c.frame) for c in characters(expected)]
+
+
+async def test_servers_that_stop_long_after_each_other(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(streaming, "STOOD_S", 0.3)
+    stops = Error(code=ErrorCode.INTERNAL, message="the server stops").model_dump_json()
+    sessions: list[ServerConnection] = []
+
+    async def stopping(socket: ServerConnection) -> None:
+        sessions.append(socket)
+        await socket.send(READY.model_dump_json())
+        await asyncio.sleep(0.8)
+        if len(sessions) < 3:
+            await socket.send(stops)
+        else:
+            await socket.send(End(segments=0, duration=0).model_dump_json())
+
+    async with serve(stopping, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        async with StreamingClient(f"ws://127.0.0.1:{port}/", reconnect_s=0.5) as client:
+            events = [event async for event in client]
+    assert [type(event) for event in events] == [Reconnected, Reconnected, End]
 
 
 async def test_a_loss_long_after_another_has_its_own_time(proxy: Proxy, monkeypatch: pytest.MonkeyPatch):

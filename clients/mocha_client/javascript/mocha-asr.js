@@ -8,6 +8,7 @@ const FIRST_PAUSE_MS = 100, MAX_PAUSE_MS = 5000; // between attempts to connect 
 const PATIENCE_MS = 10_000; // for a server to admit a stream
 const STOOD_MS = 5000; // a connection lost after so long is a loss of its own, not one attempt more
 const OPEN = 1; // WebSocket.readyState
+const KINDS = ["ready", "text", "segment", "end", "error"]; // of messages
 
 export class StreamError extends Error {
   constructor(message, code = null) {
@@ -17,9 +18,10 @@ export class StreamError extends Error {
   }
 }
 
-function parsed(data) {
+function understood(data) {
   try {
-    return JSON.parse(data);
+    const message = JSON.parse(data);
+    return KINDS.includes(message?.type) ? message : null;
   } catch {
     return null;
   }
@@ -212,7 +214,7 @@ export class StreamingClient {
       socket.onopen = () => socket.send(JSON.stringify(this.#start));
       socket.onerror = () => {}; // a close event follows
       socket.onmessage = ({ data }) => {
-        const message = parsed(data);
+        const message = understood(data);
         if (!message) {
           refused = new StreamError("the server sent what this client does not know");
           if (admitted) this.#fail(refused);
@@ -238,8 +240,10 @@ export class StreamingClient {
   }
 
   #take(message) {
+    if (message.type === "ready") return;
     if (message.type === "error") {
       if (!message.fatal) return this.warnings.push(message);
+      this.#forgetOldLosses();
       this.#standsSince = null;
       if (!PASSING.includes(message.code) || !this.#reconnectMs)
         this.#fail(new StreamError(message.message, message.code));
@@ -250,6 +254,11 @@ export class StreamingClient {
     this.#tell(this.#continuity.received(message));
   }
 
+  // What is lost after it stood for long is not the loss before once more.
+  #forgetOldLosses() {
+    if (this.#standsSince !== null && Date.now() - this.#standsSince > STOOD_MS) this.#deadline = null;
+  }
+
   #restore() {
     this.#restoring ??= this.#reconnect().finally(() => (this.#restoring = null));
   }
@@ -257,8 +266,8 @@ export class StreamingClient {
   async #reconnect() {
     const segment = this.#continuity.lost();
     if (segment) this.#tell(segment);
-    const stood = this.#standsSince !== null && Date.now() - this.#standsSince > STOOD_MS;
-    if (stood || this.#deadline === null) this.#deadline = Date.now() + this.#reconnectMs;
+    this.#forgetOldLosses();
+    this.#deadline ??= Date.now() + this.#reconnectMs;
     let wait = FIRST_PAUSE_MS, problem = "the connection was lost before the end of the stream";
     while (!this.#failure && Date.now() + wait < this.#deadline) {
       await pause(wait);
