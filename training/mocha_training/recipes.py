@@ -163,6 +163,17 @@ def spliced() -> TrainConfig:
     return consistent().model_copy(update={"dropout": 0.25, "augment": augment, "seed": 9})
 
 
+def restored() -> TrainConfig:
+    """More of `spliced`, with --init: new voices, whose transcripts are longer and not all right; less of the rest.
+
+    Beside the corpus, three times: recordings whose transcripts were restored (docs/experiments.md, "New voices").
+    """
+    augment = broaden().augment.model_copy(update={"splice_probability": 0.5})
+    return spliced().model_copy(
+        update={"learning_rate": 1.5e-3, "dropout": 0.2, "max_seconds": 17.5, "augment": augment, "seed": 10}
+    )
+
+
 def _no_augmentation() -> AugmentConfig:
     return AugmentConfig(
         speed_range=0,
@@ -326,6 +337,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "sampled": sampled,
     "consistent": consistent,
     "spliced": spliced,
+    "restored": restored,
     "plain": plain,
     "librispeech": librispeech,
     "tedlium": tedlium,
