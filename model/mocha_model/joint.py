@@ -159,11 +159,13 @@ class JointSearch(BeamSearch):
         label[into] = torch.logaddexp(label[into], written[source, symbol])
         written[source, symbol] = -torch.inf
         h, source, into = replace(h, label=label), source[better], into[better]
-        place, last = torch.arange(MAX_UNSTABLE, device=into.device), h.length[into, None] - 1
+        if not len(into):
+            return h, written
+        place, newest = torch.arange(MAX_UNSTABLE, device=into.device), h.length[into, None] - 1
 
         def timed(own: Tensor, now: Tensor) -> Tensor:
             """`own` [B W, L] of prefixes, where they are likelier as others that go on `now` [B W, 1]."""
-            renewed = torch.where(place < last, own[source], torch.where(place == last, now[into], own[into]))
+            renewed = torch.where(place < newest, own[source], torch.where(place == newest, now[into], own[into]))
             return own.index_copy(0, into, renewed)
 
         return replace(h, p=timed(h.p, p), frames=timed(h.frames, frames[:, None])), written
