@@ -127,35 +127,28 @@ def test_what_is_added_is_the_decoders_own_score_along_the_path(
 
 
 @torch.inference_mode()
-def test_a_symbol_is_said_where_it_is_likeliest(heard: tuple[Recognizer, Tensor, Tensor]):
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ([-3.0, -2.0, 4.0, 3.0, -20.0, -20.0], [-20.0, -20.0, -20.0, -20.0, 1.0, 1.0], (2, 4)),
+        ([-3.0, 2.0, -20.0, -20.0, -20.0, -20.0], [-20.0, -6.0, -20.0, -20.0, -20.0, 4.0], (1, 5)),
+    ],
+    ids=["written before it is likely", "gone on before it is likely"],
+)
+def test_a_symbol_is_said_where_it_is_likeliest(
+    heard: tuple[Recognizer, Tensor, Tensor], first: list[float], second: list[float], said: tuple[int, int]
+):
     recognizer, memory, _ = heard
     labels = torch.full((1, FRAMES, recognizer.tokenizer.vocab_size), -20.0)
     labels[..., Tokenizer.blank_id] = 0.0
-    labels[0, :, 4] = torch.tensor([-3.0, -2.0, 4.0, 3.0, -20.0, -20.0])  # written at frame 0, likeliest at frame 2
-    labels[0, 4:, 5] = torch.tensor([1.0, 1.0])
-    search = JointSearch(recognizer.model.decoder, LIMITS, -1, JointConfig(width=5))
-    _, state = search.step(memory, labels, torch.tensor([FRAMES]), search.init_state(1))
-    symbols: list[Symbol] = []
-    search.close(torch.tensor([True]), state, torch.tensor([FRAMES - 1]), symbols)
-    likely = labels.softmax(2)[0]
-    assert [(s.token, s.frame) for s in symbols[:2]] == [(4, 2), (5, 4)]
-    assert [s.p for s in symbols[:2]] == pytest.approx([float(likely[2, 4]), float(likely[4, 5])])
-
-
-@torch.inference_mode()
-def test_a_symbol_that_went_on_too_early_is_said_where_it_is_likeliest(heard: tuple[Recognizer, Tensor, Tensor]):
-    recognizer, memory, _ = heard
-    labels = torch.full((1, FRAMES, recognizer.tokenizer.vocab_size), -20.0)
-    labels[..., Tokenizer.blank_id] = 0.0
-    labels[0, :2, 4] = torch.tensor([-3.0, 2.0])
-    labels[0, [1, 5], 5] = torch.tensor([-6.0, 4.0])  # 4 5 is a prefix before 4 is likely
+    labels[0, :, 4], labels[0, :, 5] = torch.tensor(first), torch.tensor(second)
     search = JointSearch(recognizer.model.decoder, LIMITS, -1, JointConfig(width=8))
     _, state = search.step(memory, labels, torch.tensor([FRAMES]), search.init_state(1))
     symbols: list[Symbol] = []
     search.close(torch.tensor([True]), state, torch.tensor([FRAMES - 1]), symbols)
     likely = labels.softmax(2)[0]
-    assert [(s.token, s.frame) for s in symbols[:2]] == [(4, 1), (5, 5)]
-    assert [s.p for s in symbols[:2]] == pytest.approx([float(likely[1, 4]), float(likely[5, 5])])
+    assert [(s.token, s.frame) for s in symbols[:2]] == [(4, said[0]), (5, said[1])]
+    assert [s.p for s in symbols[:2]] == pytest.approx([float(likely[said[0], 4]), float(likely[said[1], 5])])
 
 
 @torch.inference_mode()
