@@ -84,7 +84,8 @@ class Character(_Message):
     )
     q: float = Field(description="probability of the character once the frame was selected")
     chunk: list[float] = Field(
-        description="attention over the frames up to and including `frame` (in a live beam, the first possible)"
+        description="attention over the frames up to and including `frame`, or, in a live beam, up to the frame at "
+        "which the character was first likely enough"
     )
 
 

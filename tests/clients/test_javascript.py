@@ -130,6 +130,18 @@ async def test_a_lost_server_is_given_up(lively_server: Any, speech: tuple[bytes
     assert failed["code"] is None and "lost" in failed["message"]
 
 
+async def test_each_loss_has_its_own_time(lively_server: Any, speech: tuple[bytes, Path]):
+    async with Proxy(lively_server.port) as proxy:
+        program = await Program.start(proxy.url, speech[1], reconnectSeconds=1)
+        await program.until("text")
+        for _ in range(2):
+            proxy.cut()
+            await program.until("reconnected")
+            await asyncio.sleep(1.1)
+        await program.rest()
+    assert not program.of("failed") and program.of("end")
+
+
 async def test_errors_are_typed(lively_server: Any, make_server: Any, lively: Any, speech: tuple[bytes, Path]):
     async def failure(url: str, **options: Any) -> Any:
         program = await Program.start(url, speech[1], **options)

@@ -1,13 +1,17 @@
 """Made-up recordings, and the training commands as a user types them."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 import typer
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from mocha_training import cli
+
+needs_voice = pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="phones are what espeak-ng says")
 
 app = typer.Typer()
 for command in (cli.prepare, cli.train, cli.evaluate):

@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ from mocha_training.evaluate import Result, evaluate_corpus, summarize, symbol_l
 from mocha_training.recipes import RECIPES, plain, spliced
 from mocha_training.trainer import EpochBatches, Trainer
 from mocha_training.weights import grown
-from tests.training.made_up import said
+from tests.training.made_up import needs_voice, said
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 TEXTS = {"weather": "The weather is fine today.", "suit": "She had your dark suit"}
@@ -496,17 +497,17 @@ def test_an_encoder_that_is_not_trained_stays(corpus: Corpus, tmp_path: Path):
     assert moved == {"decoder"}
 
 
-@pytest.mark.parametrize("muon", [False, True])
-def test_resumed_run_is_the_same_run(muon: bool, corpus: Corpus, tmp_path: Path):
-    whole = make_trainer(corpus, tmp_path / "whole", steps=7, muon=muon)
+@pytest.mark.parametrize("changes", [{}, {"muon": True}, pytest.param({"phone_weight": 1.0}, marks=needs_voice)])
+def test_resumed_run_is_the_same_run(changes: dict[str, Any], corpus: Corpus, tmp_path: Path):
+    whole = make_trainer(corpus, tmp_path / "whole", steps=7, **changes)
     whole.run()
-    part = make_trainer(corpus, tmp_path / "part", steps=7, save_every=4, muon=muon)
+    part = make_trainer(corpus, tmp_path / "part", steps=7, save_every=4, **changes)
     for batch in part._loader():
         part.train_step(batch)
         if part.step == 2:
             part.save()
             break
-    resumed = make_trainer(corpus, tmp_path / "part", steps=7, muon=muon)
+    resumed = make_trainer(corpus, tmp_path / "part", steps=7, **changes)
     assert resumed.resume() and resumed.step == 2
     resumed.run()
     for name, tensor in whole.model.state_dict().items():

@@ -68,6 +68,9 @@ class TrainConfig(BaseModel):
         description="of the divergence between what the CTC branch reads in two views of each utterance, per token; "
         "both views count in `batch_seconds`",
     )
+    phone_weight: float = Field(
+        0.0, ge=0, description="beside the CTC branch's 1, of another of phones below the last layer; needs espeak-ng"
+    )
     path_weight: float = Field(0.3, ge=0, description="of the likelihood of the path, per token")
     quantity_weight: float = Field(0.2, ge=0)
     latency_weight: float = Field(0.05, ge=0, description="of the CTC-synchronous boundary loss, per frame")
@@ -95,4 +98,6 @@ class TrainConfig(BaseModel):
             raise ValueError("neighbour_smoothing has an odd number of weights, and label_smoothing is 0 beside it")
         if self.sampling_probability and self.attention != "path":
             raise ValueError("sampling_probability is of training along the path")
+        if self.phone_weight and self.units != "characters":
+            raise ValueError("phone_weight is of characters: words that are spelled can be said")
         return self

@@ -90,7 +90,8 @@ class Corpus:
 def decode_audio(data: bytes, name: str) -> Samples:
     """Any audio file's bytes to mono int16 at 16 kHz; raises CorpusError."""
     try:
-        with av.open(io.BytesIO(data), mode="r", metadata_errors="replace") as container:
+        alone = {"protocol_whitelist": "none"}  # a playlist opens nothing
+        with av.open(io.BytesIO(data), mode="r", options=alone, metadata_errors="replace") as container:
             resampler = av.AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
             frames = [f for frame in container.decode(audio=0) for f in resampler.resample(frame)]
             frames += resampler.resample(None)

@@ -1,5 +1,6 @@
 """Which parameters are learned how: Adam for all, or Muon for the matrices and Adam for the rest."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,15 +10,19 @@ from mocha_model.model import SpeechModel
 from mocha_training.config import TrainConfig
 
 
-def make_optimizers(model: SpeechModel, config: TrainConfig) -> list[torch.optim.Optimizer]:
+def make_optimizers(
+    model: SpeechModel, config: TrainConfig, beside: Sequence[nn.Parameter] = ()
+) -> list[torch.optim.Optimizer]:
     """Optimizers over disjoint parameters; each group has a ``factor`` of the learning rate, 1 for all but scalars.
+
+    `beside` are parameters of a branch that is not the model's; Adam learns them.
 
     Muon (Jordan et al. 2024) gives a matrix the orthogonal one nearest to its momentum; scaled so that its entries
     move as far as Adam's would (Liu et al. 2025), it takes Adam's learning rate and weight decay.
     """
     scalars = _ids(model.decoder.attention.energies.scalars)
     matrices = _ids(_matrices(model)) if config.muon else set[int]()
-    named = [p for p in model.parameters() if id(p) not in matrices]
+    named = [p for p in (*model.parameters(), *beside) if id(p) not in matrices]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in named if p.dim() > 1], "weight_decay": config.weight_decay, "factor": 1.0},
         {

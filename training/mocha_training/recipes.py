@@ -174,6 +174,11 @@ def restored() -> TrainConfig:
     )
 
 
+def phonetic() -> TrainConfig:
+    """More of `restored`, with --init: the layer below the last learns the phones of the words."""
+    return restored().model_copy(update={"phone_weight": 1.0, "seed": 11})
+
+
 def _no_augmentation() -> AugmentConfig:
     return AugmentConfig(
         speed_range=0,
@@ -338,6 +343,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "consistent": consistent,
     "spliced": spliced,
     "restored": restored,
+    "phonetic": phonetic,
     "plain": plain,
     "librispeech": librispeech,
     "tedlium": tedlium,

@@ -31,6 +31,7 @@ from mocha_training.data import Batch, Corpus, collate, make_batches
 from mocha_training.evaluate import evaluate_corpus
 from mocha_training.optimizers import make_optimizers
 from mocha_training.phones import fold_phones
+from mocha_training.pronunciation import PhoneBranch
 from mocha_training.spectral import spec_augment, warp_vocal_tract
 from mocha_training.weights import noisy_parameters, perturbed
 
@@ -102,7 +103,12 @@ class Trainer:
         if not config.train_encoder:
             model.encoder.requires_grad_(False)
             model.ctc.requires_grad_(False)
-        self.optimizers = make_optimizers(model, config)
+        torch.manual_seed(config.seed)
+        texts = (u.text for u in augmenter.corpus.utterances)
+        self.phones = PhoneBranch(model, tokenizer, texts).to(self.device) if config.phone_weight else None
+        beside = list(self.phones.parameters()) if self.phones else []
+        self.parameters = [*model.parameters(), *beside]
+        self.optimizers = make_optimizers(model, config, beside)
         self.noisy = noisy_parameters(model, config.weight_noise.where) if config.weight_noise else []
         self.started_from = {k: v for k, v in (started_from or {}).items() if k in INHERITED}
         self.fewest_errors = math.inf
@@ -155,7 +161,8 @@ class Trainer:
         if not self.config.train_encoder:
             self.model.encoder.eval()  # no dropout, and the statistics of batch norm stay too
         batch = (batch.twice() if self.config.consistency_weight else batch).to(self.device)
-        self.model.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
         with perturbed(self.noisy, self.weight_noise_std()):
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bf16):
                 parts = self.losses(batch)
@@ -180,7 +187,7 @@ class Trainer:
         """Limit the gradient's norm and return what it was; a CTC head that only listens is limited by itself."""
         head = list(self.model.ctc.parameters()) if self._ctc_listens else []
         torch.nn.utils.clip_grad_norm_(head, self.config.clip)
-        rest = [p for p in self.model.parameters() if all(p is not h for h in head)]
+        rest = [p for p in self.parameters if all(p is not h for h in head)]
         return torch.nn.utils.clip_grad_norm_(rest, self.config.clip)
 
     @property
@@ -192,7 +199,7 @@ class Trainer:
         """Average `numbers` and, in place, the gradients over all processes, in one exchange."""
         if self.world == 1:
             return numbers
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        grads = [p.grad for p in self.parameters if p.grad is not None]
         flat = torch.cat([g.flatten() for g in grads] + [torch.tensor(numbers, device=self.device)])
         torch.distributed.all_reduce(flat)
         flat /= self.world
@@ -219,6 +226,8 @@ class Trainer:
                 c.consistency_weight,
                 losses.consistency(log_probs, num_memory, batch.num_tokens),
             )
+        if self.phones:
+            parts["phones"] = (c.phone_weight, self.phones.loss(batch.tokens, batch.num_tokens))
         if self.progress < c.ctc_only:
             return parts
         weight = c.ctc_weight or 1.0
@@ -343,6 +352,7 @@ class Trainer:
             "position": [self.step, self.epoch, self.batch_in_epoch, self.elapsed_s, self.heard_s],
             "seconds": self.seconds,
             "started_from": self.started_from,
+            "phones": self.phones.state_dict() if self.phones else {},
         }
         partial = self.directory / "last.pt.partial"
         torch.save(state, partial)
@@ -364,6 +374,8 @@ class Trainer:
             return False
         state = torch.load(path, map_location=self.device, weights_only=True)
         self.model.load_state_dict(state["model"])
+        if self.phones:
+            self.phones.load_state_dict(state["phones"])
         for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
         self.step, self.epoch, self.batch_in_epoch = (int(n) for n in state["position"][:3])

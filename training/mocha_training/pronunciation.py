@@ -1,0 +1,89 @@
+"""How words are said, and a branch of the encoder that learns to hear it: English spelling tells little of its sounds.
+
+A second CTC branch reads phones below the last layer (Sanabria & Metze 2018; Krishna et al. 2018), so that words which
+were never heard have something to be recognised by. It is of the training alone: the model is saved without it.
+"""
+
+import subprocess
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from mocha_model.encoder import LSTMLayer
+from mocha_model.model import SpeechModel
+from mocha_model.tokenizer import Tokenizer
+from mocha_training.losses import ctc
+
+VOICE = "en-us"
+AFTER = "so"  # said after each word, which would be named, not said, if it were a single letter
+NO_PHONE = str.maketrans("", "", "',%=|:;~*!?#-2")  # stress, length, pauses, glottal stops, and shades of one phone
+REDUCED = {"a#": "@"}
+
+
+class PronunciationError(ValueError):
+    """Words that cannot be said; the message says what to install, or which they are."""
+
+
+def pronounce(words: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The phones of each word, as espeak-ng says it, in its own notation without stress. Raises PronunciationError."""
+    unique = sorted(set(words))
+    command = ["espeak-ng", "-q", "-x", "--sep=_", "-v", VOICE, "--stdin"]
+    text = "".join(f"{word} {AFTER}.\n\n" for word in unique)
+    try:
+        said = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+    except FileNotFoundError as error:
+        raise PronunciationError("phones are what espeak-ng says: install the Debian package espeak-ng") from error
+    except subprocess.CalledProcessError as error:
+        raise PronunciationError(f"espeak-ng: {error.stderr.strip()}") from error
+    lines = [line.split() for line in said.splitlines() if line.strip()]
+    if len(lines) != len(unique):
+        raise PronunciationError(f"espeak-ng says {len(unique)} words in {len(lines)} lines")
+    return {word: _phones(parts[:-1]) for word, parts in zip(unique, lines, strict=True)}
+
+
+def _phones(parts: list[str]) -> tuple[str, ...]:
+    each = (REDUCED.get(phone, phone.translate(NO_PHONE)) for part in parts for phone in part.split("_"))
+    return tuple(phone for phone in each if phone)
+
+
+class PhoneBranch(nn.Module):
+    """CTC over phones of what the layer below the encoder's last puts out.
+
+    Attributes:
+        phones: what label n + 1 stands for.
+        heard: [B, T, D] float32 and frames [B] of the encoder's last batch, until `loss` has read them.
+
+    """
+
+    def __init__(self, model: SpeechModel, tokenizer: Tokenizer, texts: Iterable[str]) -> None:
+        """`texts` have all words that will be learned from. Raises PronunciationError, or ValueError for a network."""
+        super().__init__()
+        layers = [layer for layer in model.encoder.stack if isinstance(layer, LSTMLayer)]
+        if len(layers) < 2:
+            raise ValueError("a branch of phones is below the last of at least two layers")
+        self.tokenizer = tokenizer
+        said = pronounce(word for text in texts for word in text.split())
+        self.phones = sorted({phone for phones in said.values() for phone in phones})
+        number = {phone: n for n, phone in enumerate(self.phones, 1)}  # 0 is the blank
+        self.numbers = {word: [number[phone] for phone in phones] for word, phones in said.items()}
+        self.output = nn.Linear(layers[-2].out_size, len(self.phones) + 1)
+        nn.init.zeros_(self.output.weight)  # a trained encoder is not told anything before this has learned to hear it
+        self.heard: tuple[Tensor, Tensor] | None = None
+        layers[-2].register_forward_hook(self._listen)
+
+    def _listen(self, layer: nn.Module, inputs: object, output: tuple[Tensor, Tensor]) -> None:
+        self.heard = output if self.training else None
+
+    def loss(self, tokens: Tensor, num_tokens: Tensor) -> Tensor:
+        """CTC per phone of the texts `tokens` [B, U] that the encoder has just heard; `num_tokens` [B] with eos."""
+        assert self.heard is not None, "the encoder has heard nothing yet"
+        (x, num_frames), self.heard = self.heard, None
+        texts = (
+            self.tokenizer.decode(row[: n - 1]) for row, n in zip(tokens.tolist(), num_tokens.tolist(), strict=True)
+        )
+        rows = [[n for word in text.split() for n in self.numbers.get(word, ())] for text in texts]
+        targets = pad_sequence([torch.tensor([*row, 0]) for row in rows], batch_first=True).to(x.device)
+        lengths = torch.tensor([len(row) + 1 for row in rows], device=x.device)
+        return ctc(self.output(x).float().log_softmax(2), num_frames, targets, lengths)
