@@ -23,10 +23,10 @@ from mocha_model.scorers import PHRASE_BONUS, Fusion, PhraseBook
 from mocha_model.search import GreedySearch, OfflineModelError, Symbol
 from mocha_model.streaming import where_rows
 from mocha_model.tokenizer import Tokenizer
+from mocha_model.wide import WideSearch
 
 BUNDLED_LANGUAGE = BUNDLED.with_name("language.safetensors")
 LANGUAGE_WEIGHT = 0.8
-WEIGHT_ALONE, BONUS_ALONE = 0.5, 0.5  # of the decoder, and per symbol, without a language model
 JOINT_PHRASE_BONUS = 1.5  # per character of a phrase: it is up against the language model
 
 
@@ -36,21 +36,21 @@ class RecognizerState:
 
     features: FeatureState
     encoder: tuple[Any, ...]
-    search: Any  # SearchState, BeamState or RevisedState
+    search: Any  # SearchState, WideState or RevisedState
 
 
-def joint_search(tokenizer: Tokenizer, width: int, language: Path | None = None) -> tuple[JointConfig, Fusion]:
+def joint_search(tokenizer: Tokenizer, width: int, language: Path | None = None) -> tuple[JointConfig, Fusion] | None:
     """A joint search of `width` prefixes, and the language model that it is fused with.
 
-    `language` is a file of `train-lm`; if not given, the bundled one for a `tokenizer` that has its vocabulary, and
-    none for others. Raises LanguageModelError.
+    `language` is a file of `train-lm`; if not given, the bundled one. None where that is of another vocabulary than
+    `tokenizer`: without a language model greedy search reads better. Raises LanguageModelError.
     """
     try:
         model = WordLanguageModel.load(language or BUNDLED_LANGUAGE, tokenizer)
     except VocabularyError:
         if language:
             raise
-        return JointConfig(width, decoder_weight=WEIGHT_ALONE, length_bonus=BONUS_ALONE), Fusion(())
+        return None
     return JointConfig(width), Fusion(((LANGUAGE_WEIGHT, model),))
 
 
@@ -81,7 +81,7 @@ class Recognizer:
         self._fusion = fusion or Fusion(())
         all_scorers = Fusion((*self._fusion.parts, (1.0, phrases))) if phrases is not None else self._fusion
         parts = (model.decoder, model.config.decoder, tokenizer.space_id)
-        self._search: GreedySearch | BeamSearch | RevisedSearch
+        self._search: GreedySearch | WideSearch | RevisedSearch
         if settled:
             live = Fusion(((PHRASE_BONUS / JOINT_PHRASE_BONUS, phrases),)) if phrases is not None else None
             self._search = RevisedSearch(GreedySearch(*parts, live), JointSearch(*parts, settled, all_scorers))
@@ -112,9 +112,11 @@ class Recognizer:
         """The same model behind a `joint_search`: slower, and reads far better. Raises LanguageModelError.
 
         Characters are emitted when all prefixes agree on them, mostly at the end of a sentence; or, with `patience_s`,
-        at most so long after their own frame, rounded down to whole frames.
+        at most so long after their own frame, rounded down to whole frames. Itself where there is no language model.
         """
-        config, fusion = joint_search(self.tokenizer, width, language)
+        if (found := joint_search(self.tokenizer, width, language)) is None:
+            return self
+        config, fusion = found
         if patience_s is not None:
             config = replace(config, patience=int(patience_s * self.sample_rate) // self.frame_samples)
         parts = (self.model, self.tokenizer, self.provenance, config, fusion, self._joint_phrases())
@@ -124,9 +126,11 @@ class Recognizer:
         """The same model, greedy, whose segments are settled by a `joint_search` when they end.
 
         What is emitted is the same; before the end of a segment come emissions that revise it. As slow as `searching`.
-        Raises LanguageModelError.
+        Raises LanguageModelError. Itself where there is no language model.
         """
-        config, fusion = joint_search(self.tokenizer, width, language)
+        if (found := joint_search(self.tokenizer, width, language)) is None:
+            return self
+        config, fusion = found
         parts = (self.model, self.tokenizer, self.provenance, None, fusion, self._joint_phrases())
         return Recognizer(*parts, self.calibration, self.file_calibration or self.calibration, settled=config)
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mocha_model.beam import BeamState
 from mocha_model.joint import JointSearch
 from mocha_model.search import GreedySearch, SearchState, Symbol
 from mocha_model.streaming import take_ends, where_rows
 from mocha_model.tokenizer import Tokenizer
+from mocha_model.wide import WideState
 
 
 class Place(IntEnum):
@@ -33,7 +33,7 @@ class RevisedState:
     """A stream between steps; constant size."""
 
     live: SearchState
-    settling: BeamState
+    settling: WideState
 
 
 class RevisedSearch:
@@ -56,17 +56,18 @@ class RevisedSearch:
         ends = _Ends(emitted, state.live, memory.shape[1])
         events = _Events([(symbol, _how_it_ends(symbol)) for symbol in emitted])
         search, settling = self.settling, state.settling
-        keys = torch.cat([settling.keys, search.energies.memory_projection(memory)], dim=1)
+        keys = torch.cat([settling.keys, search.keys_of(memory)], dim=1)
         values = torch.cat([settling.values, memory], dim=1)
         for t in range(memory.shape[1]):
             real, frame, chunk = t < num_valid, settling.num_frames, slice(t, t + search.window)
             new = search.hear(labels[:, t], settling)
             by_itself = search.is_quiet(new, frame) & ~ends.open[:, t]
-            new = self._close((ends.before[:, t] | by_itself) & real, new, frame, events, Place.CLOSED_BEFORE)
+            heard = values[:, chunk]
+            new = self._close((ends.before[:, t] | by_itself) & real, new, frame, events, Place.CLOSED_BEFORE, heard)
             symbols: list[Symbol] = []
-            new = search.search_frame(keys[:, chunk], values[:, chunk], labels[:, t], frame, new, symbols, real)
+            new = search.search_frame(keys[:, chunk], heard, labels[:, t], frame, new, symbols, real)
             events.settled(symbols, frame, Place.SETTLED)
-            new = self._close(ends.after[:, t] & real, new, frame, events, Place.CLOSED_AFTER)
+            new = self._close(ends.after[:, t] & real, new, frame, events, Place.CLOSED_AFTER, heard)
             settling = where_rows(real, new, settling)
         kept = search.window - 1
         keys, values = (take_ends(x, kept + num_valid, kept) for x in (keys, values))
@@ -80,12 +81,14 @@ class RevisedSearch:
         events.settled(symbols, state.settling.num_frames - 1, Place.CLOSED_AFTER)
         return events.in_order(), RevisedState(live, settling)
 
-    def _close(self, rows: Tensor, state: BeamState, frame: Tensor, events: "_Events", place: "Place") -> BeamState:
-        """End the segments of `rows` [B] bool before or after `frame` [B]."""
+    def _close(
+        self, rows: Tensor, state: WideState, frame: Tensor, events: "_Events", place: "Place", values: Tensor
+    ) -> WideState:
+        """End the segments of `rows` [B] bool before or after `frame` [B], with which `values` [B, w, D] end."""
         if not rows.any():
             return state
         symbols: list[Symbol] = []
-        state = self.settling.close(rows, state, frame + int(place is Place.CLOSED_AFTER), symbols)
+        state = self.settling.close(rows, state, frame + int(place is Place.CLOSED_AFTER), symbols, values)
         events.settled(symbols, frame, place)
         return state
 

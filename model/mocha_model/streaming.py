@@ -52,6 +52,8 @@ def where_rows(rows: Tensor, chosen: State, other: State) -> State:
     """Row by row `chosen` where `rows` [B] bool is true, else `other`."""
 
     def select(a: Tensor, b: Tensor) -> Tensor:
+        if a is b:
+            return a
         return torch.where(rows.view(-1, *(1,) * (a.dim() - 1)), a, b)
 
     merged: State = map_state(select, chosen, other)

@@ -37,8 +37,9 @@ def measure(
 ) -> dict[str, float]:
     """Rates of one way of decoding; `seconds` is time in the recogniser."""
     book = PhraseBook(checkpoint.tokenizer, bonus)
-    config, fusion = joint_search(checkpoint.tokenizer, width) if width else (None, None)
-    config = config and replace(config, patience=patience)
+    config, fusion = (joint_search(checkpoint.tokenizer, width) if width else None) or (None, None)
+    if config and patience is not None:
+        config = replace(config, patience=patience)
     recognizer = Recognizer(checkpoint.model, checkpoint.tokenizer, None, config, fusion, phrases=book)
     rng, all_rare = np.random.default_rng(0), sorted(rare)
     found = spoken = imagined = 0

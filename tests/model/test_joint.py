@@ -1,7 +1,6 @@
-"""Joint search: what it finds is the best of all texts, by the definitions of CTC and of the decoder along a path."""
+"""Joint search: what it finds is the best of all texts, by the definition of CTC; and what its decoder says."""
 
 import itertools
-import math
 from dataclasses import replace
 
 import pytest
@@ -11,14 +10,14 @@ from tests.model.test_beam import Only, sound
 from torch import Tensor
 from torch.nn.functional import ctc_loss
 
-from mocha_model.beam import BeamState
 from mocha_model.config import DecoderConfig
 from mocha_model.hypotheses import MAX_UNSTABLE
-from mocha_model.joint import JointConfig, JointSearch, Prefixes
+from mocha_model.joint import JointConfig, JointSearch
 from mocha_model.recognizer import Recognizer
 from mocha_model.scorers import Fusion
 from mocha_model.search import Symbol
 from mocha_model.tokenizer import Tokenizer
+from mocha_model.wide import WideState
 
 FRAMES = 6
 LIMITS = DecoderConfig(endpoint_frames=1000)
@@ -57,7 +56,7 @@ def ctc_score(labels: Tensor, text: list[int]) -> float:
 def test_alone_the_ctc_branch_gives_its_most_probable_text(heard: tuple[Recognizer, Tensor, Tensor]):
     recognizer, memory, labels = heard
     only = Only([4, 5, 6], recognizer.tokenizer.vocab_size)
-    config = JointConfig(width=3000, threshold=1e9, decoder_weight=0.0, length_bonus=0.0)
+    config = JointConfig(width=3000, threshold=1e9, length_bonus=0.0)
     search = JointSearch(recognizer.model.decoder, LIMITS, -1, config, Fusion(((1.0, only),)))
     texts = [list(t) for n in range(FRAMES + 1) for t in itertools.product([4, 5, 6], repeat=n)]
     scores = {tuple(t): ctc_score(labels, t) for t in texts if t}
@@ -78,52 +77,35 @@ def test_alone_the_ctc_branch_gives_its_most_probable_text(heard: tuple[Recogniz
         assert score - found[best] == pytest.approx(scores[text] - top, abs=1e-3)
 
 
-class TimedAsAsked(JointSearch):
-    """Symbols keep the frames at which the decoder was asked about them."""
-
-    def _meet(self, h: Prefixes, written: Tensor, p: Tensor, frames: Tensor) -> tuple[Prefixes, Tensor]:
-        met, rest = super()._meet(h, written, p, frames)
-        return replace(met, p=h.p, frames=h.frames), rest
-
-
 @torch.inference_mode()
-@pytest.mark.parametrize("weight", [0.7, 0.0])
-def test_what_is_added_is_the_decoders_own_score_along_the_path(
-    heard: tuple[Recognizer, Tensor, Tensor], weight: float
-):
+def test_the_decoder_follows_what_is_told(heard: tuple[Recognizer, Tensor, Tensor]):
     recognizer, memory, labels = heard
-    falling = torch.arange(FRAMES)[:, None] * 0.3  # so that symbols are likeliest where they are written
-    labels = torch.cat([labels[:, :1, :1].repeat(1, FRAMES, 1), labels[:, :1, 1:] - falling], dim=2)
     decoder, attention = recognizer.model.decoder, recognizer.model.decoder.attention
-    config = JointConfig(width=8, threshold=1e9, decoder_weight=weight, length_bonus=0.25)
-    search = TimedAsAsked(decoder, LIMITS, -1, config)
-    told, state = search.step(memory, labels, torch.tensor([FRAMES]), search.init_state(1))
-    h = state.hypotheses
-    shared = [(s.token, s.frame, s.q) for s in told]
+    search = JointSearch(decoder, LIMITS, -1, JointConfig(width=8, threshold=1e9, patience=2))
+    one, real = torch.tensor([1]), torch.tensor([True])
+    state, told = search.init_state(1), list[Symbol]()
+    for t in range(FRAMES):
+        symbols, state = search.step(memory[:, [t]], labels[:, [t]], one, state)
+        told += symbols
+    live = len(told)
+    symbols, state = search.flush(real, state)
+    told += symbols[:-1]  # without the end
+    assert 1 < live < len(told)
+    frames = [s.frame for s in told]
+    assert frames == sorted(set(frames)), "a symbol is written where the CTC branch may write one"
     keys = attention.energies.memory_projection(memory[0])
-    scores = []
-    for k in range(8):
-        recurrent, token, added = decoder.init_state(1), Tokenizer.sos_id, 0.0
-        own_symbols = (x[0, k, : int(h.length[0, k])].tolist() for x in (h.tokens, h.frames, h.q))
-        for symbol, j, q in [*shared, *zip(*own_symbols, strict=True)]:
-            first = max(0, j - attention.chunk_width + 1)
-            _, u = attention.both_energies(recurrent.hidden, keys[None], attention.energies.directions())
-            context = (u[0, first : j + 1].softmax(0) @ memory[0, first : j + 1])[None]
-            recurrent = decoder.step(torch.tensor([token]), context, recurrent)
-            own = float(decoder.symbol_scores(recurrent.hidden, context)[0, symbol])
-            assert q == pytest.approx(math.exp(own), abs=1e-5)
-            added += weight * own + 0.25
-            token = symbol
-        text = h.tokens[0, k, : int(h.length[0, k])].tolist()
-        scores.append((float(h.added[0, k]), added, float(h.score[0, k]), text))
-    assert len({len(text) for *_, text in scores}) > 1
-    for mine, expected, score, _ in scores[1:]:
-        assert mine - scores[0][0] == pytest.approx(expected - scores[0][1], abs=1e-4)
-        assert score <= scores[0][2]
-    # Frames rise strictly: a symbol is written where the CTC branch may write one.
-    for k in range(8):
-        frames = h.frames[0, k, : int(h.length[0, k])].tolist()
-        assert frames == sorted(set(frames))
+    recurrent, token = decoder.init_state(1), Tokenizer.sos_id
+    for s in told:
+        first = max(0, s.frame - attention.chunk_width + 1)
+        _, u = attention.both_energies(recurrent.hidden, keys[None], attention.energies.directions())
+        weights = u[0, first : s.frame + 1].softmax(0)
+        context = (weights @ memory[0, first : s.frame + 1])[None]
+        recurrent = decoder.step(torch.tensor([token]), context, recurrent)
+        own = decoder.symbol_scores(recurrent.hidden, context)[0]
+        assert s.q == pytest.approx(float(own[s.token].exp()), abs=1e-5)
+        assert s.weights[-len(weights) :] == pytest.approx(weights.tolist(), abs=1e-5)
+        token = s.token
+    assert int(state.follower.token[0]) == Tokenizer.sos_id, "the next segment begins anew"
 
 
 @torch.inference_mode()
@@ -145,55 +127,25 @@ def test_a_symbol_is_said_where_it_is_likeliest(
     search = JointSearch(recognizer.model.decoder, LIMITS, -1, JointConfig(width=8))
     _, state = search.step(memory, labels, torch.tensor([FRAMES]), search.init_state(1))
     symbols: list[Symbol] = []
-    search.close(torch.tensor([True]), state, torch.tensor([FRAMES - 1]), symbols)
+    search.close(torch.tensor([True]), state, torch.tensor([FRAMES - 1]), symbols, state.values)
     likely = labels.softmax(2)[0]
     assert [(s.token, s.frame) for s in symbols[:2]] == [(4, said[0]), (5, said[1])]
     assert [s.p for s in symbols[:2]] == pytest.approx([float(likely[said[0], 4]), float(likely[said[1], 5])])
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("threshold", [2.0, 1e9])
-def test_asking_the_decoder_about_every_prefix_finds_nothing_more(
-    heard: tuple[Recognizer, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch, threshold: float
-):
-    recognizer, memory, labels = heard
-    labels = labels + 2.0 * torch.nn.functional.one_hot(torch.tensor(Tokenizer.blank_id), labels.shape[2])
-    asked, config = list[int](), JointConfig(width=5, threshold=threshold, decoder_weight=0.5)
-    hook = recognizer.model.decoder.cell.register_forward_hook(lambda _, given, __: asked.append(len(given[0])))
-
-    def searched() -> tuple[Tensor, ...]:
-        search = JointSearch(recognizer.model.decoder, LIMITS, -1, config)
-        h = search.step(memory, labels, torch.tensor([FRAMES]), search.init_state(1))[1].hypotheses
-        return h.score, h.tokens, h.frames, h.length, h.decoder.hidden
-
-    try:
-        few = searched()
-        num_asked = sum(asked)
-        monkeypatch.setattr(JointSearch, "_least", lambda self, score: torch.full_like(score, -torch.inf))
-        for mine, expected in zip(few, searched(), strict=True):
-            torch.testing.assert_close(mine, expected)
-        assert 0 < num_asked < sum(asked) - num_asked
-    finally:
-        hook.remove()
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("threshold", [1.0, 1e9])
-def test_a_decoder_whose_scores_count_nothing_is_asked_about_what_grows_alone(
-    heard: tuple[Recognizer, Tensor, Tensor], threshold: float
-):
+def test_the_decoder_is_asked_once_for_each_symbol_that_is_told(heard: tuple[Recognizer, Tensor, Tensor]):
     recognizer, memory, labels = heard
     asked: list[int] = []
     hook = recognizer.model.decoder.cell.register_forward_hook(lambda _, given, __: asked.append(len(given[0])))
-    search = JointSearch(recognizer.model.decoder, LIMITS, -1, JointConfig(width=40, threshold=threshold))
-    state, grown = search.init_state(1), []
+    search = JointSearch(recognizer.model.decoder, LIMITS, -1, JointConfig(width=40))
     try:
-        for t in range(FRAMES):
-            _, state = search.step(memory[:, [t]], labels[:, [t]], torch.tensor([1]), state)
-            h = state.hypotheses
-            new = (h.score > -torch.inf) & (h.last_emission == t)
-            grown.append(len(h.stem[new].unique()))
-        assert asked == [n for n in grown if n] and len(asked) > 2
+        both = memory.repeat(2, 1, 1), torch.cat([labels, labels.flip(1)])
+        told, state = search.step(*both, torch.tensor([FRAMES, FRAMES]), search.init_state(2))
+        rest, _ = search.flush(torch.tensor([True, True]), state)
+        symbols = [s for s in [*told, *rest] if s.token != Tokenizer.eos_id]
+        each = [sum(s.row == row for s in symbols) for row in range(2)]
+        assert sum(asked) == sum(each) and min(each) > 1
     finally:
         hook.remove()
 
@@ -208,25 +160,21 @@ def test_prefixes_that_were_dropped_force_nothing_to_be_told(heard: tuple[Recogn
     for dropped in (True, False):  # the second best, which has no room for more
         score = h.score.masked_fill((long == MAX_UNSTABLE) & dropped, -torch.inf)
         told: list[Symbol] = []
-        search._tell_stable(replace(state, hypotheses=replace(h, length=long, score=score)), told, real)
+        crowded = replace(state, hypotheses=replace(h, length=long, score=score))
+        search._tell_stable(crowded, told, real, state.values)
         assert bool(told) != dropped
 
 
 @torch.inference_mode()
-def test_silence_writes_nothing_and_asks_no_decoder(heard: tuple[Recognizer, Tensor, Tensor]):
+def test_silence_writes_nothing(heard: tuple[Recognizer, Tensor, Tensor]):
     recognizer, memory, labels = heard
-    steps: list[int] = []
-    hook = recognizer.model.decoder.cell.register_forward_hook(lambda *_: steps.append(1))
-    try:
-        search = JointSearch(recognizer.model.decoder, LIMITS, -1)
-        quiet = torch.full_like(labels, -20.0)
-        quiet[..., Tokenizer.blank_id] = 20.0
-        told, state = search.step(memory, quiet, torch.tensor([FRAMES]), search.init_state(1))
-        assert not told and not steps and int(state.hypotheses.length.max()) == 0
-        search.step(memory, labels, torch.tensor([FRAMES]), state)
-        assert len(steps) == FRAMES
-    finally:
-        hook.remove()
+    search = JointSearch(recognizer.model.decoder, LIMITS, -1)
+    quiet = torch.full_like(labels, -20.0)
+    quiet[..., Tokenizer.blank_id] = 20.0
+    told, state = search.step(memory, quiet, torch.tensor([FRAMES]), search.init_state(1))
+    assert not told and int(state.hypotheses.length.max()) == 0
+    _, state = search.step(memory, labels, torch.tensor([FRAMES]), state)
+    assert int(state.hypotheses.length.max()) > 0
 
 
 @torch.inference_mode()
@@ -239,7 +187,7 @@ def test_a_silent_row_does_not_mind_a_loud_one(heard: tuple[Recognizer, Tensor, 
     _, alone = search.step(memory, quiet, lengths, search.init_state(1))
     _, both = search.step(memory.repeat(2, 1, 1), torch.cat([quiet, labels]), lengths.repeat(2), search.init_state(2))
 
-    def prefixes(row: int, state: BeamState) -> dict[tuple[int, ...], float]:
+    def prefixes(row: int, state: WideState) -> dict[tuple[int, ...], float]:
         h = state.hypotheses
         alive = [k for k in range(12) if h.score[row, k] > -torch.inf]
         best = float(h.score[row].max())

@@ -196,7 +196,6 @@ def evaluate(
     threshold: Annotated[float | None, typer.Option(help="at which either search prunes")] = None,
     length_bonus: Annotated[float | None, typer.Option(help="per symbol, in either")] = None,
     selection_weight: Annotated[float | None, typer.Option(help="of the path's decisions, in beam search")] = None,
-    decoder_weight: Annotated[float | None, typer.Option(help="of the decoder, in joint search")] = None,
     lm: Annotated[Path | None, typer.Option(help="language model of `train-lm`, for either")] = None,
     lm_weight: Annotated[
         float | None, typer.Option(help=f"of the language model; {LANGUAGE_WEIGHT} if not given")
@@ -207,7 +206,7 @@ def evaluate(
     """WER, CER, CTC branch, emission latency against a CTC forced alignment, token counts and real-time factor."""
     torch.set_num_threads(threads)
     given: dict[str, Any] = {"threshold": threshold, "length_bonus": length_bonus, "patience": patience}
-    given |= {"selection_weight": selection_weight, "decoder_weight": decoder_weight}
+    given |= {"selection_weight": selection_weight}
     _refuse_options(beam, joint, settle, given | {"lm": lm, "lm_weight": lm_weight, "decoding": decoding})
     try:
         checkpoint = load_checkpoint(model)
@@ -271,11 +270,12 @@ def calibrate(
         corpus = load_corpus(manifest, units=checkpoint.tokenizer.units)
         if picture is not None and picture.suffix not in (".png", ".svg"):
             raise _fail(f"{picture}: a picture is .png or .svg")
-        files = Beam(*joint_search(checkpoint.tokenizer, JointConfig().width))
-        ways: dict[str, Decoding | Beam] = {"live": "online", "files": files}
+        ways: dict[str, Decoding | Beam] = {"live": "online"}
+        if files := joint_search(checkpoint.tokenizer, JointConfig().width):
+            ways["files"] = Beam(*files)
         fitted, found = [], {}
         with Progress(console=console, transient=True) as bar:
-            task = bar.add_task("listening", total=2 * len(corpus.utterances))
+            task = bar.add_task("listening", total=len(ways) * len(corpus.utterances))
             for name, how in ways.items():
                 results, _ = transcribe_corpus(
                     checkpoint.model,
@@ -289,7 +289,7 @@ def calibrate(
                 found[name] = confidence.held_out(utterances)
     except (CorpusError, LanguageModelError, ValueError) as error:
         raise _fail(error) from error
-    calibrate_checkpoint(model, *fitted)
+    calibrate_checkpoint(model, fitted[0], fitted[-1])
     if picture is not None:
         confidence.draw(found).savefig(picture, dpi=100)
     for name, reliability in found.items():

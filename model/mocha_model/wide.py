@@ -1,0 +1,321 @@
+"""What searches with several hypotheses share: frames, segments, and which symbols have become certain.
+
+After each frame the best few hypotheses of a stream survive. What all of them agree on is stable and is emitted; it is
+never retracted. Which hypotheses there are, and what they score, is for `beam` and `joint` to say. Knows nothing of
+samples or text.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mocha_model.config import DecoderConfig
+from mocha_model.decoder import Decoder
+from mocha_model.encoder import RecurrentState
+from mocha_model.hypotheses import MAX_UNSTABLE, best_of, flat_rows, forget_first, split_rows
+from mocha_model.scorers import Fusion
+from mocha_model.search import OfflineModelError, Symbol
+from mocha_model.streaming import map_state, take_ends, where_rows
+from mocha_model.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class WideState:
+    """A stream between steps; every tensor is [B, ...].
+
+    Attributes:
+        hypotheses: `Hypotheses` of the search's own kind, [B, W, ...].
+        follower: what the search keeps of the stream beside them; may be nothing.
+        keys, values: of the `window` - 1 frames before; the others are as in `search.SearchState`.
+
+    """
+
+    hypotheses: Any
+    follower: Any
+    keys: Tensor
+    values: Tensor
+    num_frames: Tensor
+    last_voiced: Tensor
+    open: Tensor
+    last_shown: Tensor
+
+
+class Attending(Protocol):
+    """What the decoder knows before it writes one more symbol; every tensor is [R, ...].
+
+    Attributes:
+        decoder: s_{i-1}. token: y_{i-1}. last_emission: t_{i-1}. start: the frame at which its segment began.
+
+    """
+
+    @property
+    def decoder(self) -> RecurrentState: ...  # noqa: D102
+
+    @property
+    def token(self) -> Tensor: ...  # noqa: D102
+
+    @property
+    def last_emission(self) -> Tensor: ...  # noqa: D102
+
+    @property
+    def start(self) -> Tensor: ...  # noqa: D102
+
+
+class WideSearch(ABC):
+    """Behind the interface of `GreedySearch`; a search says how hypotheses begin, go on and end."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        config: DecoderConfig,
+        space_id: int,
+        width: int,
+        patience: int | None,
+        window: int,
+        fusion: Fusion | None,
+    ) -> None:
+        """`width` hypotheses, each frame with the `window` frames up to it; `patience` as of `beam.BeamConfig`."""
+        if not decoder.attention.is_online:
+            raise OfflineModelError("softmax attention is offline: it cannot be streamed (decode it softly)")
+        self.decoder, self.attention, self.energies = decoder, decoder.attention, decoder.attention.energies
+        self.config, self.space_id = config, space_id
+        self.width, self.patience, self.window, self.fusion = width, patience, window, fusion or Fusion(())
+
+    @abstractmethod
+    def keys_of(self, memory: Tensor) -> Tensor:
+        """What hypotheses need of memory [B, T, D] beside itself, [B, T, K]; K may be 0."""
+
+    @abstractmethod
+    def _fresh(self, start: Tensor, scorers: tuple[Any, ...]) -> Any:
+        """Segments that begin at frames `start` [B], with `scorers` [B]: one empty hypothesis each, [B W, ...]."""
+
+    @abstractmethod
+    def _follower(self, start: Tensor) -> Any:
+        """What is kept beside the hypotheses of segments that begin at `start` [B]."""
+
+    @abstractmethod
+    def _advance(self, active: Any, keys: Tensor, values: Tensor, frame: Tensor, labels: Tensor) -> Any:
+        """Hypotheses [B W, ...] after one more frame; `keys`, `values` [B, w, ...] end with it, `labels` are [B, V]."""
+
+    @abstractmethod
+    def _finish(self, active: Any, frames: Tensor) -> Any:
+        """Hypotheses [B W, ...] when the audio has ended."""
+
+    @abstractmethod
+    def _has_ended(self, hypotheses: Any, best: Tensor) -> Tensor:
+        """Rows [B] whose best hypothesis says that the sentence is over."""
+
+    @abstractmethod
+    def _said(self, state: WideState, best: Tensor, count: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Any]:
+        """Of the first `count` [B] symbols of `best` [B]: q [B, N], attention weights [B, N, w]; and the follower then.
+
+        N is the greatest count; `values` [B, w, D] end with the newest frame.
+        """
+
+    def attend(
+        self, h: Attending, keys: Tensor, values: Tensor, frames: Tensor
+    ) -> tuple[Tensor, Tensor, RecurrentState]:
+        """Context [R, D] and weights [R, w] of the chunks that end at `frames` [R], and the decoder's state after.
+
+        `keys` [R, w, K] and `values` [R, w, D] are the chunks.
+        """
+        u = torch.zeros_like(keys[..., 0])
+        if self.energies.count > 1:
+            u = self.energies.pairs(1, h.decoder.hidden[:, None].expand(-1, keys.shape[1], -1), keys)
+        valid = self.attention.chunk_mask(frames, h.last_emission, h.start)
+        context, weights = self.attention.attend_chunk(u, values, valid)
+        return context, weights, self.decoder.step(h.token, context, h.decoder)
+
+    def _nothing(self, start: Tensor, scorers: tuple[Any, ...]) -> dict[str, Any]:
+        """What every kind of `Hypotheses` begins with, for `_fresh`."""
+        width, like = self.width, self.decoder.output.weight
+        rows = len(start) * width
+        count = torch.zeros(rows, dtype=torch.int64, device=like.device)
+        first = (torch.arange(rows, device=like.device) % width) == 0
+        history = count[:, None].expand(rows, MAX_UNSTABLE).clone()
+        return {
+            "token": count + Tokenizer.sos_id,
+            "scorers": map_state(lambda x: x.repeat_interleave(width, 0), scorers),
+            "score": torch.where(first, 0.0, -torch.inf),
+            "last_emission": start.repeat_interleave(width) - 1,
+            "length": count.clone(),
+            "tokens": history,
+            "frames": history.clone(),
+            "p": like.new_zeros(rows, MAX_UNSTABLE),
+        }
+
+    def init_state(self, batch_size: int, scorers: tuple[Any, ...] | None = None) -> WideState:
+        """Streams that have heard nothing; `scorers` is the state of the fusion [B], fresh if not given."""
+        like, width = self.decoder.output.weight, self.width
+        count = torch.zeros(batch_size, dtype=torch.int64, device=like.device)
+        scorers = self.fusion.init_state(batch_size, like.device) if scorers is None else scorers
+        fresh = self._fresh(count, scorers)
+        before = like.new_zeros(batch_size, self.window - 1, self.energies.memory_size)
+        return WideState(
+            hypotheses=split_rows(fresh, width),
+            follower=self._follower(count),
+            keys=torch.zeros_like(self.keys_of(before)),
+            values=before,
+            num_frames=count,
+            last_voiced=count - 1,
+            open=count > 0,
+            last_shown=count + Tokenizer.sos_id,
+        )
+
+    def step(
+        self, memory: Tensor, labels: Tensor, num_valid: Tensor, state: WideState
+    ) -> tuple[list[Symbol], WideState]:
+        """Inspect new frames; arguments and results as of `GreedySearch.step`. Symbols come when they are stable."""
+        keys = torch.cat([state.keys, self.keys_of(memory)], dim=1)
+        values = torch.cat([state.values, memory], dim=1)
+        symbols: list[Symbol] = []
+        for t in range(memory.shape[1]):
+            real = t < num_valid
+            chunk = slice(t, t + self.window)
+            new = self._frame(keys[:, chunk], values[:, chunk], labels[:, t], state, symbols, real)
+            state = where_rows(real, new, state)
+        kept = self.window - 1
+        return symbols, replace(
+            state, keys=take_ends(keys, kept + num_valid, kept), values=take_ends(values, kept + num_valid, kept)
+        )
+
+    def _frame(
+        self, keys: Tensor, values: Tensor, labels: Tensor, state: WideState, symbols: list[Symbol], real: Tensor
+    ) -> WideState:
+        """One frame for all rows; `keys` and `values` [B, w, ...] end with it. Only `real` rows may tell symbols."""
+        frame = state.num_frames
+        state = self.hear(labels, state)
+        ends = self.is_quiet(state, frame) & real
+        if ends.any():
+            state = self.close(ends, state, frame, symbols, values)
+        state = self.search_frame(keys, values, labels, frame, state, symbols, real)
+        best = best_of(state.hypotheses.score)
+        finished = self._has_ended(state.hypotheses, best) & real
+        if finished.any():
+            state = self.close(finished, state, frame + 1, symbols, values)
+        return state
+
+    def hear(self, labels: Tensor, state: WideState) -> WideState:
+        """Count one more frame, of which the CTC head says `labels` [B, V]."""
+        voiced = labels.argmax(dim=1) != Tokenizer.blank_id
+        last_voiced = torch.where(voiced, state.num_frames, state.last_voiced)
+        return replace(state, last_voiced=last_voiced, num_frames=state.num_frames + 1)
+
+    def is_quiet(self, state: WideState, frame: Tensor) -> Tensor:
+        """Rows [B] whose segment ends before `frame` [B]: too long without a character."""
+        best = best_of(state.hypotheses.score)
+        last_emission, length = (
+            x.gather(1, best[:, None])[:, 0] for x in (state.hypotheses.last_emission, state.hypotheses.length)
+        )
+        quiet = frame - torch.maximum(state.last_voiced, last_emission)
+        too_long: Tensor = (quiet >= self.config.endpoint_frames) & (state.open | (length > 0))
+        return too_long
+
+    def search_frame(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        labels: Tensor,
+        frame: Tensor,
+        state: WideState,
+        symbols: list[Symbol],
+        real: Tensor,
+    ) -> WideState:
+        """Extend the hypotheses at `frame` [B], and tell what has become stable; arguments as of `_frame`."""
+        hypotheses = self._advance(flat_rows(state.hypotheses), keys, values, frame, labels)
+        state = replace(state, hypotheses=split_rows(hypotheses, self.width))
+        return self._tell_stable(state, symbols, real, values)
+
+    def _tell_stable(
+        self, state: WideState, symbols: list[Symbol], real: Tensor, values: Tensor, room: int = 0
+    ) -> WideState:
+        """Emit what all hypotheses of a row share, and forget it.
+
+        Those that contradict the best one are dropped first: in what cannot wait, or where the suffix has no room for
+        what a frame, or `room` symbols, may add.
+        """
+        h = state.hypotheses
+        best = best_of(h.score)
+        place = torch.arange(MAX_UNSTABLE, device=best.device)
+        lead = h.tokens.gather(1, best[:, None, None].expand(-1, 1, MAX_UNSTABLE))  # [B, 1, L]
+        written = place < h.length[..., None]
+        shared = (h.tokens == lead) & written
+        same = shared.int().cumprod(2).sum(2)  # [B, W] symbols from the first on that are the best one's
+        kept = h.score > -torch.inf
+        room = max(room, self.config.max_emissions_per_frame)
+        longest = h.length.masked_fill(~kept, 0).amax(1)
+        overdue = place <= (longest + room - MAX_UNSTABLE)[:, None, None]
+        if self.patience is not None:
+            overdue = overdue | (h.frames <= (state.num_frames - 1 - self.patience)[:, None, None])
+        due = (overdue & written).int().cumprod(2).sum(2)  # [B, W] symbols that cannot wait
+        alive = kept & (due == due.gather(1, best[:, None])) & (same >= due)
+        h = replace(h, score=h.score.masked_fill(~alive, -torch.inf))
+        agreed = (shared | ~alive[..., None]).all(1).int().cumprod(1).sum(1) * real  # [B]
+        if not agreed.any():
+            return replace(state, hypotheses=h)
+        state = self._tell(replace(state, hypotheses=h), agreed, symbols, values)
+        return replace(state, hypotheses=forget_first(state.hypotheses, agreed))
+
+    def _tell(self, state: WideState, count: Tensor, symbols: list[Symbol], values: Tensor) -> WideState:
+        """Emit the first `count` [B] symbols of each row's best hypothesis; no leading or double spaces."""
+        h, best = state.hypotheses, best_of(state.hypotheses.score)
+        is_open, last = state.open.clone(), state.last_shown.clone()
+        q, weights, follower = self._said(state, best, count, values)
+        for row in count.nonzero()[:, 0].tolist():
+            k, now = int(best[row]), int(state.num_frames[row]) - 1
+            for n in range(int(count[row])):
+                token, frame = int(h.tokens[row, k, n]), int(h.frames[row, k, n])
+                previous = int(last[row])
+                last[row] = token
+                if token == Tokenizer.eos_id or (
+                    token == self.space_id and (not is_open[row] or previous == self.space_id)
+                ):
+                    continue
+                is_open[row] = True
+                told = tuple(weights[row, n].tolist())
+                symbols.append(Symbol(row, token, frame, float(h.p[row, k, n]), float(q[row, n]), told, now))
+        return replace(state, open=is_open, last_shown=last, follower=follower)
+
+    def close(self, rows: Tensor, state: WideState, frame: Tensor, symbols: list[Symbol], values: Tensor) -> WideState:
+        """End the segments of `rows` [B] bool with their best hypothesis; new ones begin at `frame` [B].
+
+        `values` [B, w, D] end with the newest frame.
+        """
+        best = best_of(state.hypotheses.score)
+        state = self._tell(state, state.hypotheses.length.gather(1, best[:, None])[:, 0] * rows, symbols, values)
+        for row in (rows & state.open).nonzero()[:, 0].tolist():
+            at, nowhere = int(frame[row]), (0.0,) * self.attention.chunk_width
+            symbols.append(Symbol(row, Tokenizer.eos_id, at, 0.0, 1.0, nowhere, at))
+        fresh = split_rows(self._fresh(frame, self._restarted(state)), self.width)
+        return replace(
+            state,
+            hypotheses=where_rows(rows, fresh, state.hypotheses),
+            follower=where_rows(rows, self._follower(frame), state.follower),
+            open=state.open & ~rows,
+            last_shown=torch.where(rows, Tokenizer.sos_id, state.last_shown),
+        )
+
+    def flush(self, rows: Tensor, state: WideState) -> tuple[list[Symbol], WideState]:
+        """End the audio of `rows` [B] bool: the zero context until end-of-sequence, then a fresh state."""
+        symbols: list[Symbol] = []
+        spoken = state.open | (state.hypotheses.length > 0).any(1)
+        last = state.num_frames - 1
+        frames = last.repeat_interleave(self.width)
+        finished = self._finish(flat_rows(state.hypotheses), frames)
+        too_long = (finished.length > MAX_UNSTABLE) & (finished.score > -torch.inf)
+        crowded = rows & too_long.view(len(rows), -1).any(1)
+        if crowded.any():  # once more, with room for all that is added
+            roomy = self._tell_stable(state, symbols, crowded, state.values, self.config.max_emissions_at_end)
+            state = where_rows(crowded, roomy, state)
+            finished = self._finish(flat_rows(state.hypotheses), frames)
+        ready = replace(state, hypotheses=where_rows(rows & spoken, split_rows(finished, self.width), state.hypotheses))
+        closed = self.close(rows & spoken, ready, last, symbols, state.values)
+        return symbols, where_rows(rows, self.init_state(len(rows), self._restarted(state)), closed)
+
+    def _restarted(self, state: WideState) -> tuple[Any, ...]:
+        """Scorers [B] before the first symbol of each stream's next segment."""
+        first: tuple[Any, ...] = map_state(lambda x: x[:, 0], state.hypotheses.scorers)
+        return self.fusion.restart(first)
