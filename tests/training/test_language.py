@@ -24,6 +24,7 @@ TEXT = [
     "cats ate the mat",
     "cat",
 ]
+LONGER = [*TEXT, *["the cat sat on a cat"] * 2, *["a rat ate the mat", "rats"] * 3, "rats", "mats", "mats", "sat a cat"]
 BEGIN, END = "<begin>", "<end>"
 
 
@@ -32,44 +33,48 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_texts(["abcdefghijklmnopqrstuvwxyz '"])
 
 
-def word_probability(least: int) -> object:
-    """Interpolated Kneser-Ney by its definition (Chen & Goodman 1999, eq. 17), without any table."""
+def word_probability(text: list[str], least: int) -> object:
+    """Interpolated modified Kneser-Ney by its definition (Chen & Goodman 1999, eqs. 17 and 26), without any table."""
     triples = Counter(
-        t for s in TEXT for w in [[BEGIN, BEGIN, *s.split(), END]] for t in zip(w, w[1:], w[2:], strict=False)
+        t for s in text for w in [[BEGIN, BEGIN, *s.split(), END]] for t in zip(w, w[1:], w[2:], strict=False)
     )
     pairs = Counter((b, c) for _, b, c in triples)
     singles = Counter(c for _, c in pairs)
 
-    def discount(counts: Counter[object]) -> float:
-        once, twice = (sum(n == k for n in counts.values()) for k in (1, 2))
-        return once / (once + 2 * twice)
+    def discount(counts: Counter[object], n: int) -> float:
+        n1, n2, n3, n4 = (sum(m == k for m in counts.values()) for k in (1, 2, 3, 4))
+        y = n1 / (n1 + 2 * n2)
+        if not n3 or not n4:
+            return y
+        each = 1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3
+        return each[min(n, 3) - 1] if min(each) > 0 else y
 
     def level(counts: Counter[object], context: tuple[str, ...], word: str, least: int, below: float) -> float:
         own = {g: n for g, n in counts.items() if g[:-1] == context}  # type: ignore[index]
         if not own:
             return below
-        total, d = sum(own.values()), discount(counts)
-        kept = {g[-1]: (n - d) / total for g, n in own.items() if n >= least}  # type: ignore[index]
+        total = sum(own.values())
+        kept = {g[-1]: (n - discount(counts, n)) / total for g, n in own.items() if n >= least}  # type: ignore[index]
         return kept.get(word, 0.0) + (1 - sum(kept.values())) * below
 
     def probability(word: str | None, a: str, b: str) -> float:
         """Of `word` after a b; of None, any word that the text has not."""
-        d = discount(Counter({(w,): n for w, n in singles.items()}))
         total = sum(singles.values())
-        own = {w: (n - d) / total for w, n in singles.items()}
+        own = {w: (n - discount(singles, n)) / total for w, n in singles.items()}  # type: ignore[arg-type]
         below = 1 - sum(own.values()) if word is None else own.get(word, 0.0)
         name = "<unknown>" if word is None else word
-        return level(triples, (a, b), name, least, level(pairs, (b,), name, least, below))
+        return level(triples, (a, b), name, least, level(pairs, (b,), name, 0, below))
 
     return probability
 
 
 @pytest.mark.parametrize("least", [1, 2])
 @pytest.mark.parametrize("sentence", ["the cat sat on the mat", "a mat", "rat is on the cat sat", "the dog ate a cat"])
-def test_characters_multiply_to_words(tokenizer: Tokenizer, least: int, sentence: str):
-    model = WordLanguageModel(count_words(TEXT, tokenizer, least), tokenizer)
-    probability = word_probability(least)
-    known = {w for s in TEXT for w in s.split()}
+@pytest.mark.parametrize("text", [TEXT, LONGER], ids=["few", "more"])
+def test_characters_multiply_to_words(tokenizer: Tokenizer, text: list[str], least: int, sentence: str):
+    model = WordLanguageModel(count_words(text, tokenizer, least), tokenizer)
+    probability = word_probability(text, least)
+    known = {w for s in text for w in s.split()}
     spelling = torch.from_numpy(model.counts.spelling)
 
     def spelled(word: str) -> float:

@@ -335,7 +335,7 @@ def train_lm(
     text: Annotated[list[Path], typer.Option(help="plain or gzipped text, a sentence a line; may be given again")],
     out: Annotated[Path, typer.Option(help="language model to write (.safetensors)")],
     model: Annotated[Path | None, typer.Option(help="recogniser whose vocabulary to use; the bundled one")] = None,
-    least: Annotated[int, typer.Option(help="pairs and triples of words that occur less often are left out")] = 2,
+    least: Annotated[int, typer.Option(help="triples of words that occur less often are left out")] = 2,
     held_out: HeldOut = None,
 ) -> None:
     """Make a language model of words for the search that reads files."""

@@ -69,10 +69,9 @@ def unseen(lines: Iterable[str], transcripts: Iterable[str], least_words: int = 
 
 
 def count_words(sentences: list[str], tokenizer: Tokenizer, least: int) -> WordCounts:
-    """Interpolated Kneser-Ney estimates from `sentences` (Chen & Goodman 1999, section 3 and eq. 17).
+    """Modified Kneser-Ney estimates from `sentences`, interpolated (Chen & Goodman 1999, section 3).
 
-    Bigrams and trigrams that occur less than `least` times are left out after the estimation, and their masses given
-    to the shorter ones.
+    Trigrams that occur less than `least` times are left out after the estimation, and their masses given to bigrams.
     """
     words = sorted({word for s in sentences for word in s.split()}, key=tokenizer.encode)
     number = {word: n for n, word in enumerate(words)}
@@ -85,13 +84,13 @@ def count_words(sentences: list[str], tokenizer: Tokenizer, least: int) -> WordC
     unigram_counts = np.bincount(bigrams % stride, minlength=end + 1)
     pairs = trigrams // stride
     trigram_masses, trigram_kept = _discounted(pairs, trigram_counts, least)
-    bigram_masses, bigram_kept = _discounted(bigrams // stride, bigram_counts, least)
+    bigram_masses, _ = _discounted(bigrams // stride, bigram_counts, 0)
     unigram_masses, _ = _discounted(np.zeros(end + 1, dtype=np.int64), unigram_counts, 0)
     contexts, context = np.unique(pairs[trigram_kept], return_inverse=True)
     return WordCounts(
         tuple(words),
         unigram_masses.astype(np.float32),
-        (bigrams[bigram_kept], bigram_masses),
+        (bigrams, bigram_masses),
         (context * stride + trigrams[trigram_kept] % stride, trigram_masses),
         contexts,
         _spelling(words, tokenizer),
@@ -114,13 +113,25 @@ def _discounted(
     contexts: NDArray[np.int64], counts: NDArray[np.int64], least: int
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """Masses of the n-grams that occur at least `least` times, and which those are."""
-    once, twice = int((counts == 1).sum()), int((counts == 2).sum())
-    discount = once / max(1, once + 2 * twice) or 0.5
     _, index = np.unique(contexts, return_inverse=True)
     totals = np.bincount(index, weights=counts)
     kept = counts >= least
-    masses = np.maximum(counts - discount, 0) / totals[index]
+    masses = (counts - _discounts(counts)[np.minimum(counts, 3)]) / totals[index]
     return masses[kept].astype(np.float32), kept
+
+
+def _discounts(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """What is taken from n-grams that occur never, once, twice, more often (Chen & Goodman 1999, eq. 26).
+
+    The same from all (eq. 17) in a text so small that one of these would be nothing.
+    """
+    once, twice, thrice, four = (int((counts == n).sum()) for n in (1, 2, 3, 4))
+    share = once / max(1, once + 2 * twice)
+    if once and twice and thrice:
+        each = 1 - 2 * share * twice / once, 2 - 3 * share * thrice / twice, 3 - 4 * share * four / thrice
+        if four and min(each) > 0:
+            return np.array([0.0, *each])
+    return np.array([0.0, *[share or 0.5] * 3])
 
 
 def _spelling(words: list[str], tokenizer: Tokenizer) -> NDArray[np.float32]:
