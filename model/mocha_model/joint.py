@@ -38,10 +38,10 @@ class JointConfig:
 
     """
 
-    width: int = 64
+    width: int = 128
     threshold: float = 12.0
     length_bonus: float = 1.0
-    patience: int = 125
+    patience: int = 200
 
 
 @dataclass(frozen=True)

@@ -112,10 +112,10 @@ class Recognizer:
         """The same model behind a `joint_search`: slower, and reads far better. Raises LanguageModelError.
 
         Characters are emitted when all prefixes agree on them, mostly at the end of a sentence; or, with `patience_s`,
-        at most so long after their own frame, rounded down to whole frames. Itself where there is no language model.
+        at most so long after their own frame, rounded down to whole frames. Greedy where there is no language model.
         """
         if (found := joint_search(self.tokenizer, width, language)) is None:
-            return self
+            return self._greedy()
         config, fusion = found
         if patience_s is not None:
             config = replace(config, patience=int(patience_s * self.sample_rate) // self.frame_samples)
@@ -126,13 +126,18 @@ class Recognizer:
         """The same model, greedy, whose segments are settled by a `joint_search` when they end.
 
         What is emitted is the same; before the end of a segment come emissions that revise it. As slow as `searching`.
-        Raises LanguageModelError. Itself where there is no language model.
+        Raises LanguageModelError. Greedy where there is no language model.
         """
         if (found := joint_search(self.tokenizer, width, language)) is None:
-            return self
+            return self._greedy()
         config, fusion = found
         parts = (self.model, self.tokenizer, self.provenance, None, fusion, self._joint_phrases())
         return Recognizer(*parts, self.calibration, self.file_calibration or self.calibration, settled=config)
+
+    def _greedy(self) -> "Recognizer":
+        phrases = PhraseBook(self.tokenizer) if self.phrases is not None else None
+        parts = (self.model, self.tokenizer, self.provenance, None, None, phrases)
+        return Recognizer(*parts, self.calibration, self.file_calibration)
 
     def _joint_phrases(self) -> PhraseBook | None:
         return PhraseBook(self.tokenizer, JOINT_PHRASE_BONUS) if self.phrases is not None else None

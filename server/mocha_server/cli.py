@@ -107,7 +107,7 @@ def transcribe(
     output: Annotated[Format, typer.Option("--format", help="what to write to standard output")] = Format.TEXT,
     model: Annotated[Path | None, typer.Option(help="checkpoint; the bundled one if not given")] = None,
     beam: Annotated[
-        int, typer.Option(min=0, max=64, help="hypotheses of a search with a language model; 0 reads greedily")
+        int, typer.Option(min=0, max=512, help="hypotheses of a search with a language model; 0 reads greedily")
     ] = FILE_BEAM,
 ) -> None:
     """Transcribe files on this machine, without a server. With json, one object per file and line."""

@@ -83,10 +83,7 @@ class Character(_Message):
         description="selection probability (in a live beam, the CTC branch's); 0 where the end of the audio forced it"
     )
     q: float = Field(description="probability of the character once the frame was selected")
-    chunk: list[float] = Field(
-        description="attention over the frames up to and including `frame`, or, in a live beam, up to the frame at "
-        "which the character was first likely enough"
-    )
+    chunk: list[float] = Field(description="attention over the frames up to and including `frame`")
 
 
 class Word(_Message):

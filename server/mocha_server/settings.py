@@ -24,16 +24,16 @@ class Settings(BaseSettings):
         512, ge=1, description="live streams at once, in all workers (with file_beam 0 uploads too); more are refused"
     )
     file_beam: int = Field(
-        FILE_BEAM, ge=0, le=64, description="hypotheses for uploads; 0 reads them greedily, as streams"
+        FILE_BEAM, ge=0, le=512, description="hypotheses for uploads; 0 reads them greedily, as streams"
     )
-    live_beam: int = Field(0, ge=0, le=64, description="hypotheses for live streams; 0 reads them greedily")
+    live_beam: int = Field(0, ge=0, le=512, description="hypotheses for live streams; 0 reads them greedily")
     live_patience_ms: float = Field(
         480.0, ge=80, le=10_000, description="with live_beam: a character is emitted at most so long after its frame"
     )
     final_beam: int = Field(
         0,
         ge=0,
-        le=64,
+        le=512,
         description="hypotheses that settle the text of a live segment when it ends; 0 leaves it as it is",
     )
     language_model: Path | None = Field(None, description="for all of them; the bundled one if it has the vocabulary")

@@ -14,7 +14,7 @@ from mocha_model.config import DecoderConfig
 from mocha_model.hypotheses import MAX_UNSTABLE
 from mocha_model.joint import JointConfig, JointSearch
 from mocha_model.recognizer import Recognizer
-from mocha_model.scorers import Fusion
+from mocha_model.scorers import Fusion, PhraseBook
 from mocha_model.search import Symbol
 from mocha_model.tokenizer import Tokenizer
 from mocha_model.wide import WideState
@@ -196,3 +196,15 @@ def test_a_silent_row_does_not_mind_a_loud_one(heard: tuple[Recognizer, Tensor, 
     expected = prefixes(0, alone)
     assert 1 < len(expected) < 12
     assert prefixes(0, both) == pytest.approx(expected, abs=1e-4)
+
+
+def test_without_a_language_model_files_are_read_greedily(lively: Recognizer):
+    other_symbols = Tokenizer.from_texts(["bcdefghijklmnopqrstuvwxyzé"])
+    assert other_symbols.vocab_size == lively.tokenizer.vocab_size
+    live = Recognizer(lively.model, other_symbols, phrases=PhraseBook(other_symbols))
+    samples = sound(60_000)
+    expected = [(e.text, e.frame) for e in live.transcribe(samples)]
+    assert len(expected) > 10
+    for other in (live.searching(4), live.searching(4, patience_s=0.4), live.settling(4)):
+        assert [(e.text, e.frame) for e in other.transcribe(samples)] == expected
+        assert other.phrases is not None and other.phrases is not live.phrases, "each is used from a thread of its own"
