@@ -24,7 +24,7 @@ from mocha_model.hypotheses import Hypotheses, append, flat_rows, split_rows
 from mocha_model.scorers import Fusion
 from mocha_model.streaming import gather_rows, map_state, where_rows
 from mocha_model.tokenizer import Tokenizer
-from mocha_model.wide import WideSearch, WideState
+from mocha_model.wide import Follower, WideSearch, WideState
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,8 @@ class BeamSearch(WideSearch):
         self, parents: OnlineHypotheses, e: Tensor, keys: Tensor, values: Tensor, frames: Tensor
     ) -> OnlineHypotheses:
         """The best `width` one-symbol extensions of each row's firing hypotheses (algorithm 1, lines 14-22)."""
-        context, weights, decoder = self.attend(parents, keys, values, frames)
+        before = Follower(parents.decoder, parents.token, parents.last_emission, parents.start)
+        context, weights, decoder = self.attend(before, keys, values, frames)
         parent, token, score, q = self._choose(decoder.hidden, context, parents)
         children: OnlineHypotheses = gather_rows(replace(parents, decoder=decoder), parent)
         repeats = torch.where(frames[parent] == children.last_emission, children.repeats, 0) + 1

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from mocha_model.config import DecoderConfig
 from mocha_model.decoder import Decoder
-from mocha_model.encoder import RecurrentState
 from mocha_model.hypotheses import MAX_UNSTABLE, Hypotheses, append
 from mocha_model.scorers import Fusion
 from mocha_model.search import Symbol
 from mocha_model.streaming import gather_rows, map_state, scatter_rows, where_rows
 from mocha_model.tokenizer import Tokenizer
-from mocha_model.wide import WideSearch, WideState
+from mocha_model.wide import Follower, WideSearch, WideState
 
 SILENT = -0.02  # log-probability of blank from which on nothing is written at a frame
 WRITTEN = slice(len((Tokenizer.blank_id, Tokenizer.sos_id, Tokenizer.eos_id, Tokenizer.unk_id)), None)
@@ -62,16 +61,6 @@ class Prefixes(Hypotheses):
     added: Tensor
     name: Tensor
     stem: Tensor
-
-
-@dataclass(frozen=True)
-class Follower:
-    """The decoder of a stream, which has written what is decided; every tensor is [B, ...]. See `wide.Attending`."""
-
-    decoder: RecurrentState
-    token: Tensor
-    last_emission: Tensor
-    start: Tensor
 
 
 class JointSearch(WideSearch):

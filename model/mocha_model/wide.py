@@ -7,7 +7,7 @@ samples or text.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,25 +43,19 @@ class WideState:
     last_shown: Tensor
 
 
-class Attending(Protocol):
-    """What the decoder knows before it writes one more symbol; every tensor is [R, ...].
+@dataclass(frozen=True)
+class Follower:
+    """A decoder before it writes one more symbol; every tensor is [R, ...].
 
     Attributes:
         decoder: s_{i-1}. token: y_{i-1}. last_emission: t_{i-1}. start: the frame at which its segment began.
 
     """
 
-    @property
-    def decoder(self) -> RecurrentState: ...  # noqa: D102
-
-    @property
-    def token(self) -> Tensor: ...  # noqa: D102
-
-    @property
-    def last_emission(self) -> Tensor: ...  # noqa: D102
-
-    @property
-    def start(self) -> Tensor: ...  # noqa: D102
+    decoder: RecurrentState
+    token: Tensor
+    last_emission: Tensor
+    start: Tensor
 
 
 class WideSearch(ABC):
@@ -116,7 +110,7 @@ class WideSearch(ABC):
         """
 
     def attend(
-        self, h: Attending, keys: Tensor, values: Tensor, frames: Tensor
+        self, before: Follower, keys: Tensor, values: Tensor, frames: Tensor
     ) -> tuple[Tensor, Tensor, RecurrentState]:
         """Context [R, D] and weights [R, w] of the chunks that end at `frames` [R], and the decoder's state after.
 
@@ -124,10 +118,10 @@ class WideSearch(ABC):
         """
         u = torch.zeros_like(keys[..., 0])
         if self.energies.count > 1:
-            u = self.energies.pairs(1, h.decoder.hidden[:, None].expand(-1, keys.shape[1], -1), keys)
-        valid = self.attention.chunk_mask(frames, h.last_emission, h.start)
+            u = self.energies.pairs(1, before.decoder.hidden[:, None].expand(-1, keys.shape[1], -1), keys)
+        valid = self.attention.chunk_mask(frames, before.last_emission, before.start)
         context, weights = self.attention.attend_chunk(u, values, valid)
-        return context, weights, self.decoder.step(h.token, context, h.decoder)
+        return context, weights, self.decoder.step(before.token, context, before.decoder)
 
     def _nothing(self, start: Tensor, scorers: tuple[Any, ...]) -> dict[str, Any]:
         """What every kind of `Hypotheses` begins with, for `_fresh`."""
