@@ -3,7 +3,7 @@
 Owns no audio and no sockets; the caller keeps the state. Use one instance from one thread at a time.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from mocha_model.tokenizer import Tokenizer
 from mocha_model.wide import WideSearch
 
 BUNDLED_LANGUAGE = BUNDLED.with_name("language.safetensors")
-LANGUAGE_WEIGHT = 0.8
+LANGUAGE_WEIGHT = 1.2  # beside the length bonus of `JointConfig`
+SOON_WEIGHT, SOON_BONUS = 0.8, 1.0  # with patience, where there is less to come that could set a guess right
 JOINT_PHRASE_BONUS = 1.5  # per character of a phrase: it is up against the language model
 
 
@@ -39,11 +40,14 @@ class RecognizerState:
     search: Any  # SearchState, WideState or RevisedState
 
 
-def joint_search(tokenizer: Tokenizer, width: int, language: Path | None = None) -> tuple[JointConfig, Fusion] | None:
+def joint_search(
+    tokenizer: Tokenizer, width: int, language: Path | None = None, patience: int | None = None
+) -> tuple[JointConfig, Fusion] | None:
     """A joint search of `width` prefixes, and the language model that it is fused with.
 
-    `language` is a file of `train-lm`; if not given, the bundled one. None where that is of another vocabulary than
-    `tokenizer`: without a language model greedy search reads better. Raises LanguageModelError.
+    `language` is a file of `train-lm`; if not given, the bundled one. `patience` is that of live text, in frames. None
+    where the language model is of another vocabulary than `tokenizer`: without one greedy search reads better. Raises
+    LanguageModelError.
     """
     try:
         model = WordLanguageModel.load(language or BUNDLED_LANGUAGE, tokenizer)
@@ -51,7 +55,9 @@ def joint_search(tokenizer: Tokenizer, width: int, language: Path | None = None)
         if language:
             raise
         return None
-    return JointConfig(width), Fusion(((LANGUAGE_WEIGHT, model),))
+    if patience is None:
+        return JointConfig(width), Fusion(((LANGUAGE_WEIGHT, model),))
+    return JointConfig(width, length_bonus=SOON_BONUS, patience=patience), Fusion(((SOON_WEIGHT, model),))
 
 
 class Recognizer:
@@ -114,11 +120,10 @@ class Recognizer:
         Characters are emitted when all prefixes agree on them, mostly at the end of a sentence; or, with `patience_s`,
         at most so long after their own frame, rounded down to whole frames. Greedy where there is no language model.
         """
-        if (found := joint_search(self.tokenizer, width, language)) is None:
+        patience = None if patience_s is None else int(patience_s * self.sample_rate) // self.frame_samples
+        if (found := joint_search(self.tokenizer, width, language, patience)) is None:
             return self._greedy()
         config, fusion = found
-        if patience_s is not None:
-            config = replace(config, patience=int(patience_s * self.sample_rate) // self.frame_samples)
         parts = (self.model, self.tokenizer, self.provenance, config, fusion, self._joint_phrases())
         return Recognizer(*parts, self.file_calibration or self.calibration)
 
