@@ -707,7 +707,6 @@ def test_latency_counts_only_matching_symbols():
     [
         (("evaluate", "--patience", 3), "--patience: not an option of greedy search"),
         (("evaluate", "--joint", 4, "--selection-weight", 1), "--selection-weight: not an option of joint search"),
-        (("evaluate", "--beam", 4, "--decoder-weight", 1), "--decoder-weight: not an option of beam search"),
         (("evaluate", "--beam", 4, "--joint", 4), "exclude each other"),
         (("evaluate", "--joint", 4, "--decoding", "soft"), "--decoding: not an option of joint search"),
         (("evaluate", "--joint", 4, "--lm-weight", 0.5), "--lm-weight: not an option of joint search"),
