@@ -108,7 +108,7 @@ class WordLanguageModel:
         self._unigrams = torch.from_numpy(np.concatenate([[0.0], np.cumsum(counts.unigrams, dtype=np.float64)]))
         self._bigrams = _Table(*counts.bigrams, stride, stride)
         self._trigrams = _Table(*counts.trigrams, num_pairs, stride)
-        self._pairs = torch.from_numpy(counts.pairs)
+        self._pairs = torch.from_numpy(np.append(counts.pairs, np.iinfo(np.int64).max))  # and one after all others
         self._spelling = torch.from_numpy(counts.spelling)
         self._children, self._bounds = _tree([tokenizer.encode(word) for word in counts.words], tokenizer.vocab_size)
 
@@ -168,7 +168,7 @@ class WordLanguageModel:
     def _after(self, first: Tensor, second: Tensor) -> Tensor:
         """The context of trigrams [B] that two words are."""
         key = first * self._stride + second
-        at = torch.searchsorted(self._pairs, key).clamp(max=len(self._pairs) - 1)
+        at = torch.searchsorted(self._pairs, key)
         known = (self._pairs[at] == key) & (second != self._unknown)
         return torch.where(known, at, self._no_context)
 

@@ -36,8 +36,8 @@ def measure(
 ) -> dict[str, float]:
     """Rates of one way of decoding; `seconds` is time in the recogniser."""
     book = PhraseBook(checkpoint.tokenizer, bonus)
-    found = joint_search(checkpoint.tokenizer, width, patience=patience) if width else None
-    config, fusion = found or (None, None)
+    searching = joint_search(checkpoint.tokenizer, width, patience=patience) if width else None
+    config, fusion = searching or (None, None)
     recognizer = Recognizer(checkpoint.model, checkpoint.tokenizer, None, config, fusion, phrases=book)
     rng, all_rare = np.random.default_rng(0), sorted(rare)
     found = spoken = imagined = 0

@@ -68,6 +68,12 @@ def word_probability(text: list[str], least: int) -> object:
     return probability
 
 
+def test_a_text_in_which_no_triple_occurs_twice_has_a_model(tokenizer: Tokenizer):
+    model = WordLanguageModel(count_words(["the cat sat", "a dog ran home"], tokenizer, 2), tokenizer)
+    likely, unlikely = (perplexity(model, [s], tokenizer)[0] for s in ("the cat sat", "cat ran the"))
+    assert 1 < likely < unlikely
+
+
 @pytest.mark.parametrize("least", [1, 2])
 @pytest.mark.parametrize("sentence", ["the cat sat on the mat", "a mat", "rat is on the cat sat", "the dog ate a cat"])
 @pytest.mark.parametrize("text", [TEXT, LONGER], ids=["few", "more"])

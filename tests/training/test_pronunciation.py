@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from mocha_model.checkpoint import load_checkpoint
 from mocha_model.config import tiny
-from mocha_model.encoder import LSTMLayer
+from mocha_model.encoder import LSTMLayer, MaskedBatchNorm
 from mocha_model.model import SpeechModel
 from mocha_model.tokenizer import Tokenizer
 from mocha_training.augment import Augmenter
@@ -37,6 +37,7 @@ def test_words_are_spelled_by_their_sounds():
     assert said["see"] == said["sea"] and said["cat"][-1] == said["night"][-1]
     assert len(said["a"]) == 1 and said["a"] != pronounce(["ay"])["ay"]  # the word, not the letter
     assert set(said) == {"night", "knight", "see", "sea", "a", "cat", "o'clock", "the"} and all(said.values())
+    assert pronounce(["iv", "xx"]) == {"iv": (), "xx": ()}, "espeak-ng says a Roman number in several words"
     many = pronounce(f"{a}{b}{c}" for a in "bdkmpst" for b in "aeiou" for c in "bdkmpst")
     assert len(many) == 245 and len({phone for phones in many.values() for phone in phones}) < 40
 
@@ -72,6 +73,44 @@ def test_its_loss_is_ctc_over_the_phones_of_the_layer_below_the_last():
     found.backward()
     assert all(p.grad is not None for p in layers[-2].parameters())
     assert all(p.grad is None for p in layers[-1].parameters()) and memory.requires_grad
+
+
+@needs_voice
+def test_a_text_whose_phones_are_not_known_counts_for_nothing():
+    branch, model, tokenizer = branch_and_model()
+    torch.nn.init.normal_(branch.output.weight)
+    audio = [np.random.default_rng(n).normal(0, 0.1, 40_000).astype(np.float32) for n in range(2)]
+
+    def loss(*texts: str) -> float:
+        batch = collate(audio[: len(texts)], list(texts), tokenizer)
+        model.encode(*model.features(batch.samples, batch.num_samples))
+        return branch.loss(batch.tokens, batch.num_tokens).item()
+
+    for layer in model.encoder.modules():
+        layer.training = not isinstance(layer, MaskedBatchNorm)  # one row does not change another's statistics
+    alone = loss(TEXTS[0])
+    assert alone > 0 and loss("the dog", "iv") == 0
+    for unknown in ("the bee", "the cats", "nobody sees the c\u00e4t"):
+        assert loss(TEXTS[0], unknown) == pytest.approx(alone, rel=1e-5)
+
+
+@needs_voice
+def test_a_run_of_other_phones_is_not_resumed(tmp_path: Path):
+    def trainer(texts: list[str], weight: float) -> Trainer:
+        samples = np.zeros(64_000, np.int16)
+        rows = tuple(Utterance(f"{n}", text, "s", "c", 32_000 * n, 32_000) for n, text in enumerate(texts))
+        config = plain().model_copy(update={"phone_weight": weight, "batch_seconds": 8.0})
+        tokenizer = Tokenizer.from_texts(TEXTS)
+        augmenter = Augmenter(config.augment, Corpus(rows, (samples,)))
+        return Trainer(config, SpeechModel(tiny(tokenizer.vocab_size)), tokenizer, augmenter, None, tmp_path)
+
+    trainer(TEXTS, 1.0).save()
+    assert trainer(TEXTS, 1.0).resume()
+    with pytest.raises(ValueError, match="begun with other phones"):
+        trainer(["the boy", "a sea"], 1.0).resume()
+    trainer(TEXTS, 0.0).save()
+    with pytest.raises(ValueError, match="begun without a branch of phones"):
+        trainer(TEXTS, 1.0).resume()
 
 
 @needs_voice

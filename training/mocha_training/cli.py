@@ -110,11 +110,12 @@ def train(
         points = _splice_points(out, start, corpus, device) if config.augment.splice_probability else ()
         augmenter = Augmenter(config.augment, corpus, noises, points)
         trainer = Trainer(config, start.model, start.tokenizer, augmenter, dev, out, device, start.provenance)
+        resumed = trainer.resume()
     except (ValueError, KeyError, AttributeError) as error:
         raise _fail(error) from error
     size = f"{start.model.num_parameters / 1e6:.2f} M parameters"
     console.print(f"{len(corpus.utterances)} utterances, {corpus.seconds / 3600:.2f} h; {size}")
-    if trainer.resume():
+    if resumed:
         console.print(f"resumed at step {trainer.step}")
     try:
         trainer.run()
@@ -201,7 +202,7 @@ def evaluate(
     lm: Annotated[Path | None, typer.Option(help="language model of `train-lm`, for either")] = None,
     lm_weight: Annotated[
         float | None,
-        typer.Option(help=f"of the language model; {LANGUAGE_WEIGHT}, or {SOON_WEIGHT} with --patience, if not given"),
+        typer.Option(help=f"of the language model; {LANGUAGE_WEIGHT}, {SOON_WEIGHT} in joint search with --patience"),
     ] = None,
     fold_phones: Annotated[bool, typer.Option(help="score TIMIT's phones as 39 classes; WER is then PER")] = False,
     threads: Annotated[int, typer.Option(help="CPU threads; the real-time factor is per these")] = 1,

@@ -100,4 +100,6 @@ class TrainConfig(BaseModel):
             raise ValueError("sampling_probability is of training along the path")
         if self.phone_weight and self.units != "characters":
             raise ValueError("phone_weight is of characters: words that are spelled can be said")
+        if self.phone_weight and not self.train_encoder:
+            raise ValueError("phone_weight is of an encoder that is trained")
         return self

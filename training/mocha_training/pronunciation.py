@@ -23,11 +23,14 @@ REDUCED = {"a#": "@"}
 
 
 class PronunciationError(ValueError):
-    """Words that cannot be said; the message says what to install, or which they are."""
+    """Words that cannot be said; the message says why."""
 
 
 def pronounce(words: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The phones of each word, as espeak-ng says it, in its own notation without stress. Raises PronunciationError."""
+    """The phones of each word, as espeak-ng says it, in its own notation without stress; none where it says several.
+
+    `words` are normalised. Raises PronunciationError.
+    """
     unique = sorted(set(words))
     command = ["espeak-ng", "-q", "-x", "--sep=_", "-v", VOICE, "--stdin"]
     text = "".join(f"{word} {AFTER}.\n\n" for word in unique)
@@ -40,11 +43,11 @@ def pronounce(words: Iterable[str]) -> dict[str, tuple[str, ...]]:
     lines = [line.split() for line in said.splitlines() if line.strip()]
     if len(lines) != len(unique):
         raise PronunciationError(f"espeak-ng says {len(unique)} words in {len(lines)} lines")
-    return {word: _phones(parts[:-1]) for word, parts in zip(unique, lines, strict=True)}
+    return {word: _phones(parts[0]) if len(parts) == 2 else () for word, parts in zip(unique, lines, strict=True)}
 
 
-def _phones(parts: list[str]) -> tuple[str, ...]:
-    each = (REDUCED.get(phone, phone.translate(NO_PHONE)) for part in parts for phone in part.split("_"))
+def _phones(said: str) -> tuple[str, ...]:
+    each = (REDUCED.get(phone, phone.translate(NO_PHONE)) for phone in said.split("_"))
     return tuple(phone for phone in each if phone)
 
 
@@ -67,23 +70,39 @@ class PhoneBranch(nn.Module):
         said = pronounce(word for text in texts for word in text.split())
         self.phones = sorted({phone for phones in said.values() for phone in phones})
         number = {phone: n for n, phone in enumerate(self.phones, 1)}  # 0 is the blank
-        self.numbers = {word: [number[phone] for phone in phones] for word, phones in said.items()}
+        self.numbers = {word: [number[phone] for phone in phones] for word, phones in said.items() if phones}
         self.output = nn.Linear(layers[-2].out_size, len(self.phones) + 1)
         nn.init.zeros_(self.output.weight)  # a trained encoder is not told anything before this has learned to hear it
         self.heard: tuple[Tensor, Tensor] | None = None
         layers[-2].register_forward_hook(self._listen)
 
     def _listen(self, layer: nn.Module, inputs: object, output: tuple[Tensor, Tensor]) -> None:
-        self.heard = output if self.training else None
+        self.heard = output if layer.training else None
 
     def loss(self, tokens: Tensor, num_tokens: Tensor) -> Tensor:
-        """CTC per phone of the texts `tokens` [B, U] that the encoder has just heard; `num_tokens` [B] with eos."""
+        """CTC per phone of the texts `tokens` [B, U] that the encoder has just heard; `num_tokens` [B] with eos.
+
+        Texts with words whose phones are not known, or that `tokens` cannot spell, count for nothing.
+        """
         assert self.heard is not None, "the encoder has heard nothing yet"
         (x, num_frames), self.heard = self.heard, None
-        texts = (
-            self.tokenizer.decode(row[: n - 1]) for row, n in zip(tokens.tolist(), num_tokens.tolist(), strict=True)
-        )
-        rows = [[n for word in text.split() for n in self.numbers.get(word, ())] for text in texts]
+        lengths = num_tokens.tolist()
+        texts = [self.tokenizer.decode(row[: n - 1]) for row, n in zip(tokens.tolist(), lengths, strict=True)]
+        spelled = (tokens != Tokenizer.unk_id).all(1).tolist()
+        known = [k for k, text in enumerate(texts) if spelled[k] and self.numbers.keys() >= set(text.split())]
+        if not known:
+            nothing: Tensor = self.output(x).sum() * 0.0
+            return nothing
+        rows = [[n for word in texts[k].split() for n in self.numbers[word]] for k in known]
         targets = pad_sequence([torch.tensor([*row, 0]) for row in rows], batch_first=True).to(x.device)
-        lengths = torch.tensor([len(row) + 1 for row in rows], device=x.device)
-        return ctc(self.output(x).float().log_softmax(2), num_frames, targets, lengths)
+        num_targets = torch.tensor([len(row) + 1 for row in rows], device=x.device)
+        return ctc(self.output(x[known]).float().log_softmax(2), num_frames[known], targets, num_targets)
+
+    def get_extra_state(self) -> list[str]:
+        """What the labels mean, kept with the weights."""
+        return self.phones
+
+    def set_extra_state(self, state: list[str]) -> None:
+        """Raises ValueError for weights of other phones."""
+        if state != self.phones:
+            raise ValueError("the run was begun with other phones: of another espeak-ng, or of another corpus")

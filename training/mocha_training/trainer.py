@@ -368,13 +368,15 @@ class Trainer:
         return sorted(self.directory.glob("step-*.safetensors"), key=lambda path: int(path.stem.split("-")[1]))
 
     def resume(self) -> bool:
-        """Go on from ``last.pt``, if there is one."""
+        """Go on from ``last.pt``, if there is one. Raises ValueError where that is of another kind of run."""
         path = self.directory / "last.pt"
         if not path.is_file():
             return False
         state = torch.load(path, map_location=self.device, weights_only=True)
         self.model.load_state_dict(state["model"])
         if self.phones:
+            if not state.get("phones"):
+                raise ValueError(f"{path}: the run was begun without a branch of phones")
             self.phones.load_state_dict(state["phones"])
         for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
