@@ -33,13 +33,13 @@ class JointConfig:
         width: prefixes kept per stream.
         threshold: prefixes this much worse than the best one (natural logarithm) are dropped.
         length_bonus: added per symbol.
-        patience: as of `BeamConfig`; a stream keeps the memory of so many frames.
+        patience: frames, as of `BeamConfig`, but always a number; a stream keeps the memory of so many.
 
     """
 
     width: int = 128
     threshold: float = 12.0
-    length_bonus: float = 1.8
+    length_bonus: float = 1.0
     patience: int = 200
 
 
@@ -214,6 +214,7 @@ class JointSearch(WideSearch):
         )
         new: Prefixes = where_rows(grows, longer, stayed)
         at = grows.nonzero()[:, 0]
+        # Into `stayed`, which is a copy: `where_rows` has left what is the same in both.
         scatter_rows(new.scorers, at, self.fusion.advance(gather_rows(stayed.scorers, at), token[at]))
         return replace(new, score=score)
 

@@ -3,7 +3,7 @@
 Owns no audio and no sockets; the caller keeps the state. Use one instance from one thread at a time.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,7 @@ from mocha_model.tokenizer import Tokenizer
 from mocha_model.wide import WideSearch
 
 BUNDLED_LANGUAGE = BUNDLED.with_name("language.safetensors")
-LANGUAGE_WEIGHT = 1.2  # beside the length bonus of `JointConfig`
-SOON_WEIGHT, SOON_BONUS = 0.8, 1.0  # with patience, where there is less to come that could set a guess right
+LANGUAGE_WEIGHT = 0.8
 JOINT_PHRASE_BONUS = 1.5  # per character of a phrase: it is up against the language model
 
 
@@ -40,14 +39,11 @@ class RecognizerState:
     search: Any  # SearchState, WideState or RevisedState
 
 
-def joint_search(
-    tokenizer: Tokenizer, width: int, language: Path | None = None, patience: int | None = None
-) -> tuple[JointConfig, Fusion] | None:
+def joint_search(tokenizer: Tokenizer, width: int, language: Path | None = None) -> tuple[JointConfig, Fusion] | None:
     """A joint search of `width` prefixes, and the language model that it is fused with.
 
-    `language` is a file of `train-lm`; if not given, the bundled one. `patience` is that of live text, in frames. None
-    where the language model is of another vocabulary than `tokenizer`: without one greedy search reads better. Raises
-    LanguageModelError.
+    `language` is a file of `train-lm`; if not given, the bundled one. None where that is of another vocabulary than
+    `tokenizer`: without a language model greedy search reads better. Raises LanguageModelError.
     """
     try:
         model = WordLanguageModel.load(language or BUNDLED_LANGUAGE, tokenizer)
@@ -55,9 +51,7 @@ def joint_search(
         if language:
             raise
         return None
-    if patience is None:
-        return JointConfig(width), Fusion(((LANGUAGE_WEIGHT, model),))
-    return JointConfig(width, length_bonus=SOON_BONUS, patience=patience), Fusion(((SOON_WEIGHT, model),))
+    return JointConfig(width), Fusion(((LANGUAGE_WEIGHT, model),))
 
 
 class Recognizer:
@@ -117,13 +111,15 @@ class Recognizer:
     def searching(self, width: int, language: Path | None = None, patience_s: float | None = None) -> "Recognizer":
         """The same model behind a `joint_search`: slower, and reads far better. Raises LanguageModelError.
 
-        Characters are emitted when all prefixes agree on them, mostly at the end of a sentence; or, with `patience_s`,
-        at most so long after their own frame, rounded down to whole frames. Greedy where there is no language model.
+        Characters are emitted when all prefixes agree on them, mostly at the end of a sentence, and 200 frames after
+        their own at the latest; or, with `patience_s`, after so long, rounded down to whole frames. Greedy where there
+        is no language model.
         """
-        patience = None if patience_s is None else int(patience_s * self.sample_rate) // self.frame_samples
-        if (found := joint_search(self.tokenizer, width, language, patience)) is None:
+        if (found := joint_search(self.tokenizer, width, language)) is None:
             return self._greedy()
         config, fusion = found
+        if patience_s is not None:
+            config = replace(config, patience=int(patience_s * self.sample_rate) // self.frame_samples)
         parts = (self.model, self.tokenizer, self.provenance, config, fusion, self._joint_phrases())
         return Recognizer(*parts, self.file_calibration or self.calibration)
 

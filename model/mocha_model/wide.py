@@ -106,7 +106,7 @@ class WideSearch(ABC):
     def _said(self, state: WideState, best: Tensor, count: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Any]:
         """Of the first `count` [B] symbols of `best` [B]: q [B, N], attention weights [B, N, w]; and the follower then.
 
-        N is the greatest count; `values` [B, w, D] end with the newest frame.
+        N is the greatest count, or more; `values` [B, w, D] end with the newest frame.
         """
 
     def attend(
@@ -251,7 +251,10 @@ class WideSearch(ABC):
         if not agreed.any():
             return replace(state, hypotheses=h)
         state = self._tell(replace(state, hypotheses=h), agreed, symbols, values)
-        return replace(state, hypotheses=forget_first(state.hypotheses, agreed))
+        row = torch.arange(len(best), device=best.device)
+        told = h.frames[row, best, (agreed - 1).clamp(min=0)] * (agreed > 0)
+        left = forget_first(state.hypotheses, agreed)  # what comes next comes no earlier than what was told
+        return replace(state, hypotheses=replace(left, frames=torch.maximum(left.frames, told[:, None, None])))
 
     def _tell(self, state: WideState, count: Tensor, symbols: list[Symbol], values: Tensor) -> WideState:
         """Emit the first `count` [B] symbols of each row's best hypothesis; no leading or double spaces."""

@@ -9,6 +9,7 @@ import argparse
 import json
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,10 @@ def measure(
 ) -> dict[str, float]:
     """Rates of one way of decoding; `seconds` is time in the recogniser."""
     book = PhraseBook(checkpoint.tokenizer, bonus)
-    searching = joint_search(checkpoint.tokenizer, width, patience=patience) if width else None
+    searching = joint_search(checkpoint.tokenizer, width) if width else None
     config, fusion = searching or (None, None)
+    if config and patience is not None:
+        config = replace(config, patience=patience)
     recognizer = Recognizer(checkpoint.model, checkpoint.tokenizer, None, config, fusion, phrases=book)
     rng, all_rare = np.random.default_rng(0), sorted(rare)
     found = spoken = imagined = 0

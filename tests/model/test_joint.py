@@ -10,7 +10,7 @@ from tests.model.test_beam import Only, sound
 from torch import Tensor
 from torch.nn.functional import ctc_loss
 
-from mocha_model.config import DecoderConfig
+from mocha_model.config import DecoderConfig, tiny
 from mocha_model.hypotheses import MAX_UNSTABLE
 from mocha_model.joint import JointConfig, JointSearch
 from mocha_model.recognizer import Recognizer
@@ -131,6 +131,45 @@ def test_a_symbol_is_said_where_it_is_likeliest(
     likely = labels.softmax(2)[0]
     assert [(s.token, s.frame) for s in symbols[:2]] == [(4, said[0]), (5, said[1])]
     assert [s.p for s in symbols[:2]] == pytest.approx([float(likely[said[0], 4]), float(likely[said[1], 5])])
+
+
+class Changing:
+    """A scorer that wants a 4 first, and at last a 6 after "4 5"; its state is what was written."""
+
+    def init_state(self, batch_size: int, device: torch.device) -> Tensor:
+        return torch.zeros(batch_size, dtype=torch.int64)
+
+    def scores(self, state: Tensor) -> Tensor:
+        wanted = {(0, 4): 0.0, (1, 5): 0.0, (1, 6): 0.0, (2, 6): 4.0}
+        rows = [[wanted.get((int(s), v), -50.0) for v in range(7)] for s in state]
+        return torch.nn.functional.pad(torch.tensor(rows).view(-1, 7), (0, 23), value=-50.0)
+
+    def advance(self, state: Tensor, token: Tensor) -> Tensor:
+        return torch.where(token == 4, 1, torch.where(token == 5, 2, 3))
+
+    def restart(self, state: Tensor) -> Tensor:
+        return torch.zeros_like(state)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("mechanism", ["mocha", "matcha"])
+def test_nothing_is_told_at_an_earlier_frame_than_before(mechanism: str):
+    """The best prefix says when a symbol was said; what goes on from another one may have said it earlier."""
+    recognizer = lively_recognizer(tiny(30).with_attention(mechanism=mechanism))
+    said = [{0: 0.4, 4: 0.6}, {0: 0.15, 5: 0.8, 4: 0.05}, {0: 0.001, 4: 0.95, 5: 0.04}, {6: 0.9, 0: 0.1}, {0: 0.99}]
+    likely = torch.full((1, len(said), 30), 1e-6)
+    for t, row in enumerate(said):
+        for token, p in row.items():
+            likely[0, t, token] = p
+    memory = torch.randn(1, len(said), 16, generator=torch.Generator().manual_seed(0))
+    config = JointConfig(8, threshold=4.0, length_bonus=0.0)
+    search = JointSearch(recognizer.model.decoder, LIMITS, -1, config, Fusion(((1.0, Changing()),)))
+    told, state = search.step(memory, likely.log(), torch.tensor([len(said)]), search.init_state(1))
+    rest, _ = search.flush(torch.tensor([True]), state)
+    symbols = [*told, *rest][:-1]
+    assert [s.token for s in symbols] == [4, 5, 6]
+    assert [s.frame for s in symbols] == sorted(s.frame for s in symbols)
+    assert all(0 < s.q <= 1 and abs(sum(s.weights) - 1) < 1e-5 for s in symbols)
 
 
 @torch.inference_mode()

@@ -19,7 +19,7 @@ from mocha_model.beam import BeamConfig
 from mocha_model.checkpoint import Checkpoint, CheckpointError, calibrate_checkpoint, load_checkpoint
 from mocha_model.joint import JointConfig
 from mocha_model.language import LanguageModelError, WordLanguageModel
-from mocha_model.recognizer import LANGUAGE_WEIGHT, SOON_BONUS, SOON_WEIGHT, joint_search
+from mocha_model.recognizer import LANGUAGE_WEIGHT, joint_search
 from mocha_model.scorers import Fusion
 from mocha_model.search import OfflineModelError
 from mocha_model.tokenizer import Units, normalize_text
@@ -174,8 +174,6 @@ def _refuse_options(beam: int, joint: int, settle: bool, given: dict[str, Any]) 
 def _search_config(beam: int, joint: int, given: dict[str, Any]) -> BeamConfig | JointConfig:
     """The search that was asked for, with those settings that were given."""
     settings = {name: value for name, value in given.items() if value is not None}
-    if joint and "patience" in settings:
-        settings = {"length_bonus": SOON_BONUS} | settings
     return BeamConfig(beam, **settings) if beam else JointConfig(joint, **settings)
 
 
@@ -201,8 +199,7 @@ def evaluate(
     selection_weight: Annotated[float | None, typer.Option(help="of the path's decisions, in beam search")] = None,
     lm: Annotated[Path | None, typer.Option(help="language model of `train-lm`, for either")] = None,
     lm_weight: Annotated[
-        float | None,
-        typer.Option(help=f"of the language model; {LANGUAGE_WEIGHT}, {SOON_WEIGHT} in joint search with --patience"),
+        float | None, typer.Option(help=f"of the language model; {LANGUAGE_WEIGHT} if not given")
     ] = None,
     fold_phones: Annotated[bool, typer.Option(help="score TIMIT's phones as 39 classes; WER is then PER")] = False,
     threads: Annotated[int, typer.Option(help="CPU threads; the real-time factor is per these")] = 1,
@@ -219,8 +216,7 @@ def evaluate(
             corpus = corpus.subset(list(range(min(limit, len(corpus.utterances)))))
         how: Decoding | Beam | None = decoding
         if beam or joint:
-            weight = LANGUAGE_WEIGHT if patience is None or beam else SOON_WEIGHT
-            weight = weight if lm_weight is None else lm_weight
+            weight = LANGUAGE_WEIGHT if lm_weight is None else lm_weight
             fusion = Fusion(((weight, WordLanguageModel.load(lm, checkpoint.tokenizer)),) if lm else ())
             how = Beam(_search_config(beam, joint, given), fusion, settle)
         with Progress(console=console, transient=True) as bar:
