@@ -27,11 +27,12 @@ from mocha_model.tokenizer import Tokenizer
 from mocha_training import cli, data, losses, splicing
 from mocha_training.augment import AugmentConfig, Augmenter
 from mocha_training.average import average_checkpoints
+from mocha_training.batches import EpochBatches
 from mocha_training.config import TrainConfig
 from mocha_training.data import Batch, Corpus, CorpusError, load_corpus, make_batches, trainable
 from mocha_training.evaluate import Result, evaluate_corpus, summarize, symbol_latencies
 from mocha_training.recipes import RECIPES, plain, spliced
-from mocha_training.trainer import EpochBatches, Trainer
+from mocha_training.trainer import Trainer
 from mocha_training.weights import grown
 from tests.training.made_up import needs_voice, said
 

@@ -14,11 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
 from mocha_model.checkpoint import save_checkpoint
@@ -26,8 +25,9 @@ from mocha_model.model import SpeechModel
 from mocha_model.tokenizer import Tokenizer
 from mocha_training import losses, pictures
 from mocha_training.augment import Augmenter
+from mocha_training.batches import EpochBatches
 from mocha_training.config import TrainConfig
-from mocha_training.data import Batch, Corpus, collate, make_batches
+from mocha_training.data import Batch, Corpus
 from mocha_training.evaluate import evaluate_corpus
 from mocha_training.optimizers import make_optimizers
 from mocha_training.phones import fold_phones
@@ -36,43 +36,6 @@ from mocha_training.spectral import spec_augment, warp_vocal_tract
 from mocha_training.weights import noisy_parameters, perturbed
 
 INHERITED = ("name", "steps", "hours_heard", "hours_of_corpus", "corpora", "recipe", "started_from")  # of a provenance
-LENGTH_MULTIPLE = 16_000  # samples; with the buckets of `make_batches` this leaves few distinct shapes
-
-
-class EpochBatches(Dataset[Batch]):
-    """The augmented batches of one epoch from `first` on, for one of `world` processes.
-
-    Batch n of an epoch depends only on (seed, epoch, n).
-    """
-
-    def __init__(
-        self,
-        augmenter: Augmenter,
-        tokenizer: Tokenizer,
-        config: TrainConfig,
-        epoch: int,
-        first: int,
-        rank: int = 0,
-        world: int = 1,
-    ) -> None:
-        self.augmenter, self.tokenizer, self.config, self.epoch, self.first = augmenter, tokenizer, config, epoch, first
-        self.rank, self.world = rank, world
-        rng = np.random.default_rng((config.seed, epoch))
-        self.examples = [augmenter.draw(index, rng) for index in range(len(augmenter.corpus.utterances))]
-        seconds = [example.seconds for example in self.examples]
-        views = 2 if config.consistency_weight else 1
-        self.batches = make_batches(seconds, config.batch_seconds / views, rng, world, config.batch_utterances)
-
-    def __len__(self) -> int:
-        """Batches left in the epoch for this process; the same number for each."""
-        return max(0, (len(self.batches) - self.first) // self.world)
-
-    def __getitem__(self, index: int) -> Batch:
-        """Make this process's batch number `index`."""
-        at = self.first + index * self.world + self.rank
-        rng = np.random.default_rng((self.config.seed, self.epoch, at))
-        pairs = [self.augmenter.make(self.examples[i], rng) for i in self.batches[at]]
-        return collate([audio for audio, _ in pairs], [text for _, text in pairs], self.tokenizer, LENGTH_MULTIPLE)
 
 
 class Trainer:
