@@ -237,6 +237,39 @@ def test_a_silent_row_does_not_mind_a_loud_one(heard: tuple[Recognizer, Tensor, 
     assert prefixes(0, both) == pytest.approx(expected, abs=1e-4)
 
 
+@torch.inference_mode()
+def test_rows_hear_different_numbers_of_frames(lively: Recognizer):
+    """In every step another one each, at times none; garbage in the padding, and the text is that of the row alone."""
+    model, rng = lively.model, torch.Generator().manual_seed(3)
+    pieces = [sound(n) for n in (40_000, 23_000, 31_000)]
+    heard = [model.encode(*model.features(x[None], torch.tensor([len(x)])))[0][0] for x in pieces]
+    search = JointSearch(model.decoder, DecoderConfig(), lively.tokenizer.space_id, JointConfig(width=5, patience=9))
+
+    def told(symbols: list[Symbol], row: int) -> list[tuple[float | None, ...]]:
+        return [(s.token, s.frame, s.certain, round(s.p, 3), round(s.q, 3)) for s in symbols if s.row == row]
+
+    alone = []
+    for memory in heard:
+        symbols, state = search.step(
+            memory[None], model.ctc(memory[None]), torch.tensor([len(memory)]), search.init_state(1)
+        )
+        alone.append(told(symbols + search.flush(torch.tensor([True]), state)[0], 0))
+    assert all(len(row) > 5 for row in alone)
+
+    state, symbols, place = search.init_state(3), list[Symbol](), [0, 0, 0]
+    while any(at < len(memory) for at, memory in zip(place, heard, strict=True)):
+        counts = torch.randint(0, 6, (3,), generator=rng).tolist()
+        block = torch.full((3, 5, heard[0].shape[1]), torch.nan)
+        for row, memory in enumerate(heard):
+            counts[row] = min(counts[row], len(memory) - place[row])
+            block[row, : counts[row]] = memory[place[row] : place[row] + counts[row]]
+            place[row] += counts[row]
+        more, state = search.step(block, model.ctc(block), torch.tensor(counts), state)
+        symbols += more
+    symbols += search.flush(torch.ones(3, dtype=torch.bool), state)[0]
+    assert [told(symbols, row) for row in range(3)] == alone
+
+
 def test_without_a_language_model_files_are_read_greedily(lively: Recognizer):
     other_symbols = Tokenizer.from_texts(["bcdefghijklmnopqrstuvwxyzé"])
     assert other_symbols.vocab_size == lively.tokenizer.vocab_size
