@@ -1,9 +1,10 @@
-"""Word errors where speech is not as in a good recording: noise, lines, codecs, rooms, overload, tempo, length.
+"""Word errors where speech is not as in a good recording: noise, lines, codecs, rooms, levels, tempo, length.
 
 The dev split is read greedily, online: with recorded noises at falling signal-to-noise ratios; through a telephone
-(8 kHz, mu-law) and codecs at their lowest rates; in rooms; overloaded; slower, faster, lower, higher; and as recordings
-of growing length, made of utterances of one corpus one after another. Needs recorded speech. Run it as
-`python tests/benchmarks/robustness.py --data $MOCHA_SPEECH` (writes docs/training/robustness.json and .png).
+(8 kHz, mu-law) and codecs at their lowest rates; in rooms; overloaded, softer, duller and brighter; slower, faster,
+lower, higher; and as recordings of growing length, made of utterances of one corpus one after another. Needs
+recorded speech. Run it as `python tests/benchmarks/robustness.py --data $MOCHA_SPEECH` (writes
+docs/training/robustness.json and .png).
 """
 
 import argparse
@@ -48,6 +49,10 @@ DISTORTIONS: dict[str, Callable[[Audio], Audio]] = {
     "Opus, 6 kbit/s": lambda audio: through_codec(audio, "opus", 6_000),
     "AMR, 4.75 kbit/s": lambda audio: through_codec(audio, "amr", 4_750),
     "overloaded, 5 %": lambda audio: overload(audio, 0.05),
+    "softer by 20 dB": lambda audio: audio * np.float32(0.1),
+    "softer by 30 dB": lambda audio: audio * np.float32(10**-1.5),
+    "duller, 6 dB per octave": lambda audio: tilted(audio, -6),
+    "brighter, 6 dB per octave": lambda audio: tilted(audio, 6),
     "tempo 0.8": lambda audio: change_tempo(audio, 0.8),
     "tempo 1.25": lambda audio: change_tempo(audio, 1.25),
     "pitch 0.85": lambda audio: change_tempo(change_speed(audio, 0.85), 1 / 0.85),
@@ -91,6 +96,15 @@ def telephone(audio: Audio) -> Audio:
     coded = audio_functional.mu_law_decoding(audio_functional.mu_law_encoding(narrow, 256), 256)
     wide: Audio = audio_functional.resample(coded, TELEPHONE_HZ, SAMPLE_RATE).numpy()
     return wide
+
+
+def tilted(audio: Audio, db_per_octave: float) -> Audio:
+    """As loud as before, every octave from 50 Hz on so much louder than the one below."""
+    spectrum = np.fft.rfft(audio, 2 * len(audio))
+    octaves = np.log2(np.maximum(np.fft.rfftfreq(2 * len(audio), 1 / SAMPLE_RATE), 50) / 1000)
+    heard = np.fft.irfft(spectrum * 10 ** (db_per_octave * octaves / 20))[: len(audio)]
+    same: Audio = (heard * np.sqrt(np.mean(audio**2) / (np.mean(heard**2) + 1e-12))).astype(np.float32)
+    return same
 
 
 def joined(corpus: Corpus, seconds: float) -> Corpus:

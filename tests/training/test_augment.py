@@ -25,12 +25,13 @@ from mocha_training.distortion import (
     reverberate,
     room_response,
     through_codec,
+    through_microphone,
 )
 from mocha_training.spectral import spec_augment, warp_vocal_tract
 from mocha_training.splicing import SplicePoint, ctc_forward, find_splice_points, kept_splice_points, middles
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-NOTHING = AugmentConfig(speed_range=0, join_probability=0, room_probability=0, noise_probability=0, gain_db=0)
+NOTHING = AugmentConfig(speed_range=0, join_probability=0, room_probability=0, noise_probability=0, gain_db=(0, 0))
 SECOND = np.arange(16_000) / 16_000
 
 
@@ -62,7 +63,7 @@ def loudest_hertz(audio: Audio) -> float:
 def test_an_example_depends_only_on_its_seed(corpus: Corpus):
     config = AugmentConfig(
         tempo_range=0.1, noise_probability=1, room_probability=1, join_probability=0.9, join_max_s=30,
-        overload_probability=1, telephone_probability=1, codec_probability=1,
+        microphone_probability=1, overload_probability=1, telephone_probability=1, codec_probability=1,
     )  # fmt: skip
     augmenter = Augmenter(config, corpus, corpus)
 
@@ -201,6 +202,29 @@ def test_rooms_begin_with_the_direct_sound_and_die_away():
         assert len(heard) == len(click) and np.abs(heard).argmax() == 100
     reverberant = [float(np.sum(r[800:] ** 2)) for r in responses]  # after 50 ms
     assert min(reverberant) < 0.1 and max(reverberant) > 0.3, "rooms differ"
+
+
+def test_microphones_hear_some_pitches_louder_and_all_as_loud_as_before():
+    sound = tones(100, 300, 550, 1000, amplitude=0.05)
+    for seed in range(8):
+        heard = through_microphone(sound, np.random.default_rng(seed))
+        assert heard.dtype == np.float32 and len(heard) == len(sound)
+        assert np.mean(heard**2) == pytest.approx(np.mean(sound**2), rel=1e-3)
+        drawn = np.random.default_rng(seed).uniform(-10, 10, 5)
+        response = 20 * np.log10(strengths(heard, 100, 300, 550, 1000))
+        half_way = np.log(550 / 300) / np.log(1000 / 300)  # along the line from 300 Hz to 1 kHz
+        expected = [*drawn[:2], drawn[1] + half_way * (drawn[2] - drawn[1]), drawn[2]]
+        assert np.diff(response) == pytest.approx(np.diff(expected), abs=0.2)
+
+
+def test_levels_are_drawn_from_the_range(corpus: Corpus):
+    augmenter = Augmenter(NOTHING.model_copy(update={"gain_db": (-30.0, -10.0)}), corpus)
+    example = augmenter.draw(0, np.random.default_rng(0))
+    gains = []
+    for seed in range(40):
+        soft = augmenter.make(example, np.random.default_rng(seed))[0]
+        gains.append(20 * np.log10(np.abs(soft).max() / np.abs(corpus.audio(0)).max()))
+    assert -30 <= min(gains) < -28 and -12 < max(gains) <= -10
 
 
 def test_a_telephone_line_keeps_its_band_only():

@@ -43,7 +43,8 @@ class AugmentConfig(BaseModel):
     overload_probability: float = Field(0.0, ge=0, le=1, description="cut off the loudest 0.1 to 5 % of samples")
     telephone_probability: float = Field(0.0, ge=0, le=1, description="the band and the quantisation of a telephone")
     codec_probability: float = Field(0.0, ge=0, le=1, description="Opus or, in one of four, AMR, at low bit rates")
-    gain_db: float = Field(10.0, ge=0, description="level drawn from -g ... +g dB")
+    microphone_probability: float = Field(0.0, ge=0, le=1, description="a microphone that hears some pitches louder")
+    gain_db: tuple[float, float] = Field((-10.0, 10.0), description="range that the level is drawn from")
     freq_masks: int = 2
     freq_mask_bins: int = 13
     time_masks: int = 2
@@ -127,13 +128,15 @@ class Augmenter:
             audio = distortion.reverberate(audio, distortion.room_response(int(rng.integers(distortion.NUM_ROOMS))))
         if rng.random() < c.noise_probability:
             audio = distortion.add_noise(audio, self._noise(rng), rng.uniform(*c.noise_snr_db), rng)
+        if c.microphone_probability and rng.random() < c.microphone_probability:
+            audio = distortion.through_microphone(audio, rng)
         if rng.random() < c.overload_probability:
             audio = distortion.overload(audio, 10 ** rng.uniform(-3, -1.3))
         if rng.random() < c.telephone_probability:
             audio = distortion.over_telephone(audio, rng)
         if rng.random() < c.codec_probability:
             audio = _coded(audio, rng)
-        audio = audio * np.float32(10 ** (rng.uniform(-c.gain_db, c.gain_db) / 20))
+        audio = audio * np.float32(10 ** (rng.uniform(*c.gain_db) / 20))
         return np.clip(audio, -1, 1), " ".join(part.text for part in example.parts)
 
     def _part(self, index: int, rng: np.random.Generator) -> Part:

@@ -81,6 +81,7 @@ def train(
     max_minutes: Annotated[float | None, typer.Option(help="time budget, for the schedules too")] = None,
     steps: Annotated[int | None, typer.Option(help="length of the run, instead of the recipe's")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="the highest, instead of the recipe's")] = None,
+    seed: Annotated[int | None, typer.Option(help="of everything random, instead of the recipe's")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda" if torch.cuda.is_available() else "cpu",
     dev_utterances: Annotated[
         int, typer.Option(min=0, help="dev utterances in evaluations during training; 0 for no evaluations")
@@ -98,6 +99,7 @@ def train(
     try:
         config = recipes.RECIPES[recipe]()
         changes = {"max_minutes": max_minutes, "steps": steps, "learning_rate": learning_rate, "preset": preset}
+        changes |= {"seed": seed}
         changes |= {"ctc_only": 1.0 if ctc_only else None, "epochs": None if steps is None else 0.0}
         given = {name: value for name, value in changes.items() if value is not None}
         config = TrainConfig.model_validate(config.model_dump() | given)

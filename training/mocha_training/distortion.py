@@ -1,4 +1,4 @@
-"""What becomes of a voice on its way to the recogniser: its speed, rooms, noise, lines, codecs, overload.
+"""What becomes of a voice on its way to the recogniser: its speed, rooms, noise, microphones, lines, codecs, overload.
 
 Each takes one recording [N] float32 in [-1, 1] at 16 kHz and returns another; chance is handed in. Knows nothing of
 corpora or of how often anything happens.
@@ -100,6 +100,21 @@ def coloured_noise(length: int, rng: np.random.Generator) -> Audio:
     spectrum = np.fft.rfft(rng.standard_normal(length))
     spectrum /= np.maximum(np.arange(len(spectrum)), 1) ** (rng.uniform(0, 2) / 2)
     return np.fft.irfft(spectrum, length).astype(np.float32)
+
+
+def through_microphone(audio: Audio, rng: np.random.Generator) -> Audio:
+    """As loud as before, through a microphone that hears some pitches louder: by up to 10 dB, or softer.
+
+    The response is drawn at 100 and 300 Hz, 1, 3 and 8 kHz, and straight lines (of dB over octaves) between.
+    """
+    size = fft.next_fast_len(2 * len(audio), real=True)
+    hertz = fft.rfftfreq(size, 1 / SAMPLE_RATE)
+    places = np.log([100, 300, 1_000, 3_000, 8_000])
+    response_db = np.interp(np.log(np.maximum(hertz, 1)), places, rng.uniform(-10, 10, len(places)))
+    heard = fft.irfft(fft.rfft(audio, size) * 10 ** (response_db / 20), size)[: len(audio)]
+    level = np.sqrt(np.mean(audio**2) / (np.mean(heard**2) + 1e-12))
+    through: Audio = (heard * level).astype(np.float32)
+    return through
 
 
 def over_telephone(audio: Audio, rng: np.random.Generator) -> Audio:

@@ -16,7 +16,7 @@ def warm_start() -> TrainConfig:
     """
     gentle = AugmentConfig(
         speed_range=0.06,
-        gain_db=6,
+        gain_db=(-6, 6),
         noise_probability=0.1,
         room_probability=0,
         join_probability=0,
@@ -31,7 +31,7 @@ def warm_start() -> TrainConfig:
 def _moderate() -> AugmentConfig:
     return AugmentConfig(
         speed_range=0.1,
-        gain_db=8,
+        gain_db=(-8, 8),
         noise_probability=0.2,
         room_probability=0.1,
         join_probability=0.05,
@@ -179,10 +179,16 @@ def phonetic() -> TrainConfig:
     return restored().model_copy(update={"phone_weight": 1.0, "seed": 11})
 
 
+def microphones() -> TrainConfig:
+    """More of `phonetic`, with --init: levels down to those of distant speech, and microphones that colour it."""
+    augment = phonetic().augment.model_copy(update={"microphone_probability": 0.5, "gain_db": (-30.0, 10.0)})
+    return phonetic().model_copy(update={"learning_rate": 8e-4, "warmup_steps": 100, "augment": augment, "seed": 12})
+
+
 def _no_augmentation() -> AugmentConfig:
     return AugmentConfig(
         speed_range=0,
-        gain_db=0,
+        gain_db=(0, 0),
         noise_probability=0,
         room_probability=0,
         join_probability=0,
@@ -344,6 +350,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "spliced": spliced,
     "restored": restored,
     "phonetic": phonetic,
+    "microphones": microphones,
     "plain": plain,
     "librispeech": librispeech,
     "tedlium": tedlium,
