@@ -242,30 +242,31 @@ def _tree(words: list[list[int]], vocab_size: int) -> tuple[Tensor, Tensor]:
     Returns the node after each symbol, [N, S] int32, and the range of words that each symbol leads to, as the numbers
     [N, S + 1] int32 where ranges begin; the blank leads to the word that is complete.
     """
-    children, first = [[0] * vocab_size], [[-1] * (vocab_size + 1)]
-    path, before = [0], list[int]()
-    ends = [len(words)]
-    for number, word in enumerate(words):
-        shared = 0
-        while shared < min(len(word), len(before)) and word[shared] == before[shared]:
-            shared += 1
-        for node in path[shared + 1 :]:
-            ends[node] = number
-        del path[shared + 1 :]
-        for symbol in word[shared:]:
-            children[path[-1]][symbol], first[path[-1]][symbol] = len(children), number
-            path.append(len(children))
-            children.append([0] * vocab_size)
-            first.append([-1] * (vocab_size + 1))
-            first[-1][0] = number
-            ends.append(len(words))
-        before = word
-    nowhere = len(children)
-    first[0][0] = 0
-    table = np.array([*children, [nowhere] * vocab_size], dtype=np.int32)
-    table[table == 0] = nowhere
-    bounds = np.array([*first, [0] * (vocab_size + 1)], dtype=np.int64)
-    bounds[:-1, -1] = ends
-    bounds = np.where(bounds < 0, np.iinfo(np.int64).max, bounds)
+    lengths = np.array([len(word) for word in words])
+    place = np.arange(lengths.max())
+    letters = np.zeros((len(words), len(place)), dtype=np.int32)  # 0, the blank, is in no word
+    letters[place < lengths[:, None]] = np.concatenate(words)
+    same = (letters[1:] == letters[:-1]) & (letters[1:] != 0)
+    shared = np.concatenate([[0], same.cumprod(1).sum(1)])  # letters that each word begins with like the one before
+    new = (place >= shared[:, None]) & (place < lengths[:, None])
+    number, depth = new.nonzero()  # of each node's first word, of its last letter
+    num_nodes = len(number) + 1
+    nodes = np.zeros(letters.shape, dtype=np.int32)
+    nodes[new] = np.arange(1, num_nodes)
+    nodes = np.maximum.accumulate(nodes)
+    parent = np.where(depth > 0, nodes[number, depth - 1], 0)
+
+    children = np.full((num_nodes + 1, vocab_size), num_nodes, dtype=np.int32)
+    children[parent, letters[number, depth]] = np.arange(1, num_nodes)
+    nothing = np.iinfo(np.int32).max
+    bounds = np.full((num_nodes + 1, vocab_size + 1), nothing, dtype=np.int32)
+    bounds[parent, letters[number, depth]] = number
+    bounds[1:-1, 0] = number
+    bounds[0, [0, -1]] = 0, len(words)
+    for d in place:  # where the words end that begin like the first of a node
+        at = depth == d
+        others = np.append((shared <= d).nonzero()[0], len(words))
+        bounds[1:-1][at, -1] = others[np.searchsorted(others, number[at], side="right")]
+    bounds[-1] = 0
     bounds = np.minimum.accumulate(bounds[:, ::-1], axis=1)[:, ::-1]
-    return torch.from_numpy(table), torch.from_numpy(bounds.astype(np.int32))
+    return torch.from_numpy(children), torch.from_numpy(np.ascontiguousarray(bounds))

@@ -107,6 +107,19 @@ def test_characters_multiply_to_words(tokenizer: Tokenizer, text: list[str], lea
     assert total == pytest.approx(expected, abs=1e-4)
 
 
+def test_words_that_no_sentence_has_are_rare_words(tokenizer: Tokenizer):
+    plain, more = (count_words(LONGER, tokenizer, 1, others) for others in ((), ("zebu", "aye", "cat")))
+    assert set(more.words) - set(plain.words) == {"zebu", "aye"}
+    counts = dict(zip(more.words, more.unigrams.tolist(), strict=False))
+    places = Counter(b for a, b in {p for s in LONGER for p in itertools.pairwise([BEGIN, *s.split()])})
+    rare = next(word for word, count in places.items() if count == 1)
+    assert counts["zebu"] == counts["aye"] == counts[rare] > 0
+    assert float(more.unigrams.sum()) < 1, "and words that are not in the list remain possible"
+    model = WordLanguageModel(more, tokenizer)
+    known, unknown = (perplexity(model, [s], tokenizer)[1] for s in ("the zebu sat", "the zbeu sat"))
+    assert known < unknown / 2
+
+
 def test_an_unknown_word_may_be_long(tokenizer: Tokenizer):
     model = WordLanguageModel(count_words(TEXT, tokenizer, 1), tokenizer)
     state = model.init_state(1, torch.device("cpu"))

@@ -339,6 +339,7 @@ def train_lm(
     out: Annotated[Path, typer.Option(help="language model to write (.safetensors)")],
     model: Annotated[Path | None, typer.Option(help="recogniser whose vocabulary to use; the bundled one")] = None,
     least: Annotated[int, typer.Option(help="triples of words that occur less often are left out")] = 2,
+    words: Annotated[Path | None, typer.Option(help="words to know besides, whether the text has them or not")] = None,
     held_out: HeldOut = None,
 ) -> None:
     """Make a language model of words for the search that reads files."""
@@ -347,7 +348,10 @@ def train_lm(
         sentences = language.unseen(language.read_sentences(text, tokenizer), _transcripts(held_out))
         held = sentences[:: max(20, len(sentences) // 1000)]
         kept = sorted(set(sentences) - set(held)) or sentences
-        counted = WordLanguageModel(language.count_words(kept, tokenizer, least), tokenizer)
+        others = (
+            {word for line in language.read_sentences([words], tokenizer) for word in line.split()} if words else ()
+        )
+        counted = WordLanguageModel(language.count_words(kept, tokenizer, least, others), tokenizer)
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task("measuring", total=len(held))
             letter, word = language.perplexity(counted, held, tokenizer, lambda done: bar.advance(task, done))

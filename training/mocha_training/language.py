@@ -68,12 +68,14 @@ def unseen(lines: Iterable[str], transcripts: Iterable[str], least_words: int = 
     return [line for line in lines if not seen(line)]
 
 
-def count_words(sentences: list[str], tokenizer: Tokenizer, least: int) -> WordCounts:
+def count_words(sentences: list[str], tokenizer: Tokenizer, least: int, others: Iterable[str] = ()) -> WordCounts:
     """Modified Kneser-Ney estimates from `sentences`, interpolated (Chen & Goodman 1999, section 3).
 
     Trigrams that occur less than `least` times are left out after the estimation, and their masses given to bigrams.
+    Words of `others` that no sentence has count as if each stood in one place, nobody knows where.
     """
-    words = sorted({word for s in sentences for word in s.split()}, key=tokenizer.encode)
+    written = {word for s in sentences for word in s.split()}
+    words = sorted(written.union(others), key=tokenizer.encode)
     number = {word: n for n, word in enumerate(words)}
     end, start, stride = len(words), len(words) + 1, len(words) + 2
     flat = np.array([n for s in sentences for n in (start, start, *map(number.__getitem__, s.split()), end)])
@@ -81,7 +83,7 @@ def count_words(sentences: list[str], tokenizer: Tokenizer, least: int) -> WordC
     trigrams, trigram_counts = _count(_join(stride, flat[:-2], flat[1:-1], flat[2:])[is_target])
     # Of the shorter ones, in how many different places they occur: that is what Kneser and Ney found.
     bigrams, bigram_counts = _count(trigrams % stride**2)
-    unigram_counts = np.bincount(bigrams % stride, minlength=end + 1)
+    unigram_counts = np.bincount(bigrams % stride, minlength=end + 1).clip(min=1)
     pairs = trigrams // stride
     trigram_masses, trigram_kept = _discounted(pairs, trigram_counts, least)
     bigram_masses, _ = _discounted(bigrams // stride, bigram_counts, 0)
