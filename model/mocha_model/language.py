@@ -247,7 +247,9 @@ def _tree(words: list[list[int]], vocab_size: int) -> tuple[Tensor, Tensor]:
     letters = np.zeros((len(words), len(place)), dtype=np.int32)  # 0, the blank, is in no word
     letters[place < lengths[:, None]] = np.concatenate(words)
     same = (letters[1:] == letters[:-1]) & (letters[1:] != 0)
-    shared = np.concatenate([[0], same.cumprod(1).sum(1)])  # letters that each word begins with like the one before
+    shared = np.concatenate(
+        [[0], same.cumprod(1, dtype=bool).sum(1)]
+    )  # letters that each word begins with like the one before
     new = (place >= shared[:, None]) & (place < lengths[:, None])
     number, depth = new.nonzero()  # of each node's first word, of its last letter
     num_nodes = len(number) + 1

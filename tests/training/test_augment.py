@@ -225,6 +225,9 @@ def test_levels_are_drawn_from_the_range(corpus: Corpus):
         soft = augmenter.make(example, np.random.default_rng(seed))[0]
         gains.append(20 * np.log10(np.abs(soft).max() / np.abs(corpus.audio(0)).max()))
     assert -30 <= min(gains) < -28 and -12 < max(gains) <= -10
+    for name in ("gain_db", "noise_snr_db"):
+        with pytest.raises(ValueError, match="lowest and the highest"):
+            AugmentConfig.model_validate({name: (10, -10)})
 
 
 def test_a_telephone_line_keeps_its_band_only():

@@ -191,6 +191,12 @@ def test_the_command_writes_what_evaluate_reads(tmp_path: Path):
     assert done.exit_code == 0, done.output
     assert WordLanguageModel.load(out, load_checkpoint(None).tokenizer).counts.words[:3] == ("a", "ate", "cat")
     assert CliRunner().invoke(app, ["--text", str(tmp_path / "none"), "--out", str(out)]).exit_code == 1
+    words = tmp_path / "words.txt"
+    words.write_text("Zebu 12\nжук aye\n")  # frequencies, and words of other letters, are no words here
+    done = CliRunner().invoke(app, ["--text", str(text), "--out", str(out), "--least", "1", "--words", str(words)])
+    assert done.exit_code == 0, done.output
+    known = WordLanguageModel.load(out, load_checkpoint(None).tokenizer).counts.words
+    assert {"zebu", "aye"} == set(known) - {word for s in TEXT for word in s.split()}
 
 
 def test_what_stands_in_a_held_out_transcript_or_contains_one_is_left_out():

@@ -7,9 +7,10 @@ nothing of batches or models.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mocha_model.config import SAMPLE_RATE
 from mocha_training import distortion
@@ -44,11 +45,19 @@ class AugmentConfig(BaseModel):
     telephone_probability: float = Field(0.0, ge=0, le=1, description="the band and the quantisation of a telephone")
     codec_probability: float = Field(0.0, ge=0, le=1, description="Opus or, in one of four, AMR, at low bit rates")
     microphone_probability: float = Field(0.0, ge=0, le=1, description="a microphone that hears some pitches louder")
-    gain_db: tuple[float, float] = Field((-10.0, 10.0), description="range that the level is drawn from")
+    gain_db: tuple[float, float] = Field(
+        (-10.0, 10.0), description="least and most that it is made louder by; 0, 0 for off"
+    )
     freq_masks: int = 2
     freq_mask_bins: int = 13
     time_masks: int = 2
     time_mask_frames: int = 30
+
+    @model_validator(mode="after")
+    def _ranges_rise(self) -> Self:
+        if self.gain_db[0] > self.gain_db[1] or self.noise_snr_db[0] > self.noise_snr_db[1]:
+            raise ValueError("gain_db and noise_snr_db are the lowest and the highest, in this order")
+        return self
 
 
 @dataclass(frozen=True)
@@ -128,6 +137,7 @@ class Augmenter:
             audio = distortion.reverberate(audio, distortion.room_response(int(rng.integers(distortion.NUM_ROOMS))))
         if rng.random() < c.noise_probability:
             audio = distortion.add_noise(audio, self._noise(rng), rng.uniform(*c.noise_snr_db), rng)
+        # Where there are none nothing is drawn, so that runs without them stay what they were.
         if c.microphone_probability and rng.random() < c.microphone_probability:
             audio = distortion.through_microphone(audio, rng)
         if rng.random() < c.overload_probability:

@@ -346,18 +346,19 @@ def train_lm(
     try:
         tokenizer = load_checkpoint(model).tokenizer
         sentences = language.unseen(language.read_sentences(text, tokenizer), _transcripts(held_out))
+        if not sentences:
+            raise language.TextError("all sentences of the text are held out")
         held = sentences[:: max(20, len(sentences) // 1000)]
         kept = sorted(set(sentences) - set(held)) or sentences
-        others = (
-            {word for line in language.read_sentences([words], tokenizer) for word in line.split()} if words else ()
-        )
+        others = language.read_words(words, tokenizer) if words else set[str]()
         counted = WordLanguageModel(language.count_words(kept, tokenizer, least, others), tokenizer)
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task("measuring", total=len(held))
             letter, word = language.perplexity(counted, held, tokenizer, lambda done: bar.advance(task, done))
     except (language.TextError, CorpusError, CheckpointError, LanguageModelError) as error:
         raise _fail(error) from error
-    counted.save(out, tokenizer, {"sentences": len(kept), "least": least, "held_out_perplexity": [letter, word]})
+    made_of = {"sentences": len(kept), "least": least, "words_besides": len(others)}
+    counted.save(out, tokenizer, made_of | {"held_out_perplexity": [letter, word]})
     shown = f"perplexity {letter:.3f} per character, {word:.0f} per word on {len(held)} held-out sentences"
     console.print(f"wrote {out}, {len(counted.counts.words)} words: {shown}")
 

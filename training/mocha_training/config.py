@@ -24,7 +24,7 @@ class TrainConfig(BaseModel):
     units: Units = Field("characters", description="what the network reads out: characters, or words such as phones")
     fold_phones: bool = Field(False, description="score TIMIT's phones as 39 classes in evaluations during training")
 
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**32)
     steps: int = Field(20_000, gt=0, description="length of the run, unless the time budget ends it first")
     epochs: float = Field(0.0, ge=0, description="length in passes over the corpus, instead of `steps`; 0 for those")
     max_minutes: float = Field(0.0, ge=0, description="time budget that the schedules are stretched over; 0 for none")

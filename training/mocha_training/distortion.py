@@ -103,9 +103,10 @@ def coloured_noise(length: int, rng: np.random.Generator) -> Audio:
 
 
 def through_microphone(audio: Audio, rng: np.random.Generator) -> Audio:
-    """As loud as before, through a microphone that hears some pitches louder: by up to 10 dB, or softer.
+    """As loud as before, through a microphone that hears some pitches louder than others, by up to 20 dB.
 
-    The response is drawn at 100 and 300 Hz, 1, 3 and 8 kHz, and straight lines (of dB over octaves) between.
+    The response is drawn from - 10 ... + 10 dB at 100 and 300 Hz, 1, 3 and 8 kHz, with straight lines (of dB over
+    octaves) between, and below 100 Hz what it is there. Single samples may be louder than before, and beyond 1.
     """
     size = fft.next_fast_len(2 * len(audio), real=True)
     hertz = fft.rfftfreq(size, 1 / SAMPLE_RATE)

@@ -41,6 +41,12 @@ def read_sentences(paths: list[Path], tokenizer: Tokenizer) -> list[str]:
     return sentences
 
 
+def read_words(path: Path, tokenizer: Tokenizer) -> set[str]:
+    """Those words of a text that the vocabulary can write; raises TextError."""
+    words = {word for line in read_lines([path]) for word in normalize_text(line).split()}
+    return {word for word in words if set(tokenizer.symbols).issuperset(word)}
+
+
 def unseen(lines: Iterable[str], transcripts: Iterable[str], least_words: int = 3) -> list[str]:
     """`lines` without those that contain one of `transcripts`, or stand in one: what is measured is not learned from.
 
@@ -72,7 +78,8 @@ def count_words(sentences: list[str], tokenizer: Tokenizer, least: int, others: 
     """Modified Kneser-Ney estimates from `sentences`, interpolated (Chen & Goodman 1999, section 3).
 
     Trigrams that occur less than `least` times are left out after the estimation, and their masses given to bigrams.
-    Words of `others` that no sentence has count as if each stood in one place, nobody knows where.
+    Words of `others` that no sentence has count as if each stood in one place, nobody knows where; so all words that
+    stand in one place share what these have, and many of them leave each a little less.
     """
     written = {word for s in sentences for word in s.split()}
     words = sorted(written.union(others), key=tokenizer.encode)
