@@ -1,9 +1,9 @@
 """Joint search: prefixes of the CTC branch, scored by language models; the MoChA decoder follows what is decided.
 
 CTC prefix search (Graves et al. 2006, section 3.2; Hannun et al. 2014) says at which frame a symbol may be written, and
-a language model may overrule the CTC branch. Once a symbol is certain the decoder attends to the chunk that ends at its
-frame, as it was trained to along the CTC path (triggered attention: Moritz, Hori & Le Roux 2019), and says how likely
-it is. Streaming and stable like `beam`.
+a language model may overrule the CTC branch, whose posteriors may be divided by a prior. Once a symbol is certain the
+decoder attends to the chunk that ends at its frame, as it was trained to along the CTC path (triggered attention:
+Moritz, Hori & Le Roux 2019), and says how likely it is. Streaming and stable like `beam`.
 """
 
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ class JointConfig:
 
     width: int = 128
     threshold: float = 12.0
-    length_bonus: float = 1.0
+    length_bonus: float = 1.5
     patience: int = 200
 
 
@@ -47,10 +47,12 @@ class JointConfig:
 class Prefixes(Hypotheses):
     """Hypotheses of a joint search. Score is ``logaddexp(blank, label) + added``.
 
-    p is the highest probability that the CTC branch gave a symbol while it was the newest, at the frame in `frames`.
+    p is the highest probability that the CTC branch, without a prior, gave a symbol while it was the newest, at the
+    frame in `frames`.
 
     Attributes:
-        blank, label: float32, CTC log-probability of all alignments so far that end in a blank, or in the last symbol.
+        blank, label: float32, CTC log-probability, less the prior, of all alignments so far that end in a blank, or in
+            the last symbol.
         added: float32, what scorers and bonus add.
         name, stem: int64, hashes of the symbols, and of all but the last.
 
@@ -121,24 +123,25 @@ class JointSearch(WideSearch):
 
     def _advance(self, active: Prefixes, keys: Tensor, values: Tensor, frame: Tensor, labels: Tensor) -> Prefixes:
         """One frame: every prefix stays, or goes on by one symbol; the best `width` of each row."""
-        log_probs = labels.float().log_softmax(dim=1)  # [B, V]
+        posteriors = labels.float().log_softmax(dim=1)  # [B, V]
+        log_probs = posteriors if self.fusion.prior is None else posteriors - self.fusion.prior.to(posteriors.device)
         active = self._level(active)
-        each = log_probs.repeat_interleave(self.width, 0)
+        each, heard = (x.repeat_interleave(self.width, 0) for x in (log_probs, posteriors.exp()))
         reached = torch.logaddexp(active.blank, active.label)
         last = active.token[:, None]
-        again = each.gather(1, last)
+        again, heard_again = each.gather(1, last), heard.gather(1, last)
         after_label = active.blank[:, None] + again
         frames = frame.repeat_interleave(self.width)
         newest = torch.arange(MAX_UNSTABLE, device=last.device) == active.length[:, None] - 1
-        likelier = newest & (again.exp() > active.p)
+        likelier = newest & (heard_again > active.p)
         stayed = replace(
             active,
             blank=reached + each[:, Tokenizer.blank_id],
             label=active.label + again[:, 0],
-            p=torch.where(likelier, again.exp(), active.p),
+            p=torch.where(likelier, heard_again, active.p),
             frames=torch.where(likelier, frames[:, None], active.frames),
         )
-        silent = log_probs[:, Tokenizer.blank_id] > SILENT
+        silent = posteriors[:, Tokenizer.blank_id] > SILENT
         if silent.all():
             stayed = _scored(stayed)
             return replace(stayed, score=self._strict(stayed.score.view(-1, self.width)))
@@ -146,8 +149,8 @@ class JointSearch(WideSearch):
         written = (reached[:, None] + each).scatter(1, last, after_label)
         written[:, : WRITTEN.start] = -torch.inf
         written[silent.repeat_interleave(self.width)] = -torch.inf
-        stayed, written = self._meet(stayed, written, again.exp(), frames)
-        return self._grow(active, _scored(stayed), written, each, frames)
+        stayed, written = self._meet(stayed, written, heard_again, frames)
+        return self._grow(active, _scored(stayed), written, heard, frames)
 
     def _level(self, h: Prefixes) -> Prefixes:
         """`h` with 0 for the best prefix of each row, so that numbers stay small; what has no score has nothing."""
@@ -189,8 +192,11 @@ class JointSearch(WideSearch):
 
         return replace(h, p=timed(h.p, p), frames=timed(h.frames, frames[:, None])), written
 
-    def _grow(self, before: Prefixes, h: Prefixes, written: Tensor, each: Tensor, frames: Tensor) -> Prefixes:
-        """Choose among the prefixes `h` as they are and all that `written` [B W, V] makes of them as they were."""
+    def _grow(self, before: Prefixes, h: Prefixes, written: Tensor, heard: Tensor, frames: Tensor) -> Prefixes:
+        """Choose among the prefixes `h` as they are and all that `written` [B W, V] makes of them as they were.
+
+        `heard` [B W, V] are probabilities of the CTC branch.
+        """
         width, vocab = self.width, written.shape[1]
         added = h.added[:, None].expand_as(written) + self.joint.length_bonus + self.fusion.scores(h.scorers)
         grown = (written + added).nan_to_num(-torch.inf, neginf=-torch.inf)
@@ -204,7 +210,7 @@ class JointSearch(WideSearch):
         stayed: Prefixes = gather_rows(h, source)
         times = replace(stayed, p=before.p[source], frames=before.frames[source])
         longer = replace(
-            append(times, token, frames=frames, p=each[source, token].exp()),
+            append(times, token, frames=frames, p=heard[source, token]),
             last_emission=frames,
             blank=torch.full_like(stayed.blank, -torch.inf),
             label=written[source, token],

@@ -47,6 +47,8 @@ class WordCounts:
             bigram is a word.
         spelling: [S, S] float32, log-probability of a character (column) after another (row); the blank stands for
             the end of a word, the space for its beginning.
+        characters: [S] float32, log-probability of each character that words are written with, and of the space, in the
+            text; 0 for other symbols.
 
     """
 
@@ -56,6 +58,7 @@ class WordCounts:
     trigrams: tuple[NDArray[np.int64], NDArray[np.float32]]
     pairs: NDArray[np.int64]
     spelling: NDArray[np.float32]
+    characters: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class _Table:
 class WordLanguageModel:
     """A `Scorer` over the characters of a tokenizer; everything on the CPU, since it is all look-up."""
 
-    FORMAT = "mocha-asr-lm/2"
+    FORMAT = "mocha-asr-lm/3"
 
     def __init__(self, counts: WordCounts, tokenizer: Tokenizer) -> None:
         if tokenizer.units != "characters":
@@ -111,6 +114,15 @@ class WordLanguageModel:
         self._pairs = torch.from_numpy(np.append(counts.pairs, np.iinfo(np.int64).max))  # and one after all others
         self._spelling = torch.from_numpy(counts.spelling)
         self._children, self._bounds = _tree([tokenizer.encode(word) for word in counts.words], tokenizer.vocab_size)
+
+    def prior(self) -> Tensor:
+        """How much more frequent than others each character is in the text: log-probabilities [S] less their mean.
+
+        The mean is that of the text's characters; symbols that are none have 0.
+        """
+        log_probs = torch.from_numpy(self.counts.characters)
+        mean = (log_probs.exp() * log_probs).sum()
+        return torch.where(log_probs < 0, log_probs - mean, 0.0)
 
     def init_state(self, batch_size: int, device: torch.device) -> LanguageState:
         """Before the first word of a sentence."""
@@ -191,6 +203,7 @@ class WordLanguageModel:
             "words": np.frombuffer("\n".join(c.words).encode(), dtype=np.uint8),
             "unigrams": c.unigrams,
             "spelling": c.spelling,
+            "characters": c.characters,
             "pairs": c.pairs,
         }
         for name, (keys, masses) in (("bigrams", c.bigrams), ("trigrams", c.trigrams)):
@@ -226,10 +239,12 @@ class WordLanguageModel:
                 context = np.repeat(np.arange(len(sizes)), sizes)
                 keys = context * (len(words) + 2) + tensors[f"{name}.words"]
                 tables[name] = (keys, np.exp(tensors[f"{name}.masses"].astype(np.float32)))
-            unigrams, pairs, spelling = (tensors[name] for name in ("unigrams", "pairs", "spelling"))
+            names = ("unigrams", "pairs", "spelling", "characters")
+            unigrams, pairs, spelling, characters = (tensors[name] for name in names)
         except (KeyError, ValueError) as error:
             raise LanguageModelError(f"{path}: its parts do not fit together ({error})") from error
-        return cls(WordCounts(words, unigrams, **tables, pairs=pairs, spelling=spelling), tokenizer)
+        counts = WordCounts(words, unigrams, **tables, pairs=pairs, spelling=spelling, characters=characters)
+        return cls(counts, tokenizer)
 
 
 def _to(device: torch.device, state: LanguageState) -> LanguageState:

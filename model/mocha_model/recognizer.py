@@ -26,7 +26,8 @@ from mocha_model.tokenizer import Tokenizer
 from mocha_model.wide import WideSearch
 
 BUNDLED_LANGUAGE = BUNDLED.with_name("language.safetensors")
-LANGUAGE_WEIGHT = 0.8
+LANGUAGE_WEIGHT = 1.2
+PRIOR_WEIGHT = 0.5  # power of the frequencies of characters by which posteriors are divided
 JOINT_PHRASE_BONUS = 1.5  # per character of a phrase: it is up against the language model
 
 
@@ -51,7 +52,19 @@ def joint_search(tokenizer: Tokenizer, width: int, language: Path | None = None)
         if language:
             raise
         return None
-    return JointConfig(width), Fusion(((LANGUAGE_WEIGHT, model),))
+    return JointConfig(width), joint_fusion(model)
+
+
+def joint_fusion(
+    model: WordLanguageModel, weight: float = LANGUAGE_WEIGHT, prior_weight: float = PRIOR_WEIGHT
+) -> Fusion:
+    """What a joint search is fused with: a language model, and less of what is frequent without it.
+
+    The CTC branch has learned from its transcripts which characters are frequent, and the language model says it again.
+    So its posteriors are divided by a power of these frequencies, as those of hybrid recognisers are by priors
+    (Bourlard & Morgan 1994, section 7.3).
+    """
+    return Fusion(((weight, model),), prior_weight * model.prior())
 
 
 class Recognizer:
@@ -79,7 +92,8 @@ class Recognizer:
         self.config = model.config
         self.phrases, self.calibration, self.file_calibration = phrases, calibration, file_calibration
         self._fusion = fusion or Fusion(())
-        all_scorers = Fusion((*self._fusion.parts, (1.0, phrases))) if phrases is not None else self._fusion
+        own = self._fusion.parts
+        all_scorers = replace(self._fusion, parts=own if phrases is None else (*own, (1.0, phrases)))
         parts = (model.decoder, model.config.decoder, tokenizer.space_id)
         self._search: GreedySearch | WideSearch | RevisedSearch
         if settled:

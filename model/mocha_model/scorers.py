@@ -36,9 +36,16 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Fusion:
-    """A weighted sum of scorers; of none, nothing."""
+    """A weighted sum of scorers; of none, nothing.
+
+    Attributes:
+        parts: the scorers with their weights.
+        prior: [V] float32, what joint search takes off the CTC branch's log-probabilities at each frame.
+
+    """
 
     parts: tuple[tuple[float, Scorer], ...]
+    prior: Tensor | None = None
 
     def init_state(self, batch_size: int, device: torch.device) -> tuple[Any, ...]:
         """The states of all scorers."""

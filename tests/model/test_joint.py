@@ -1,8 +1,10 @@
 """Joint search: what it finds is the best of all texts, by the definition of CTC; and what its decoder says."""
 
 import itertools
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from tests.conftest import lively_recognizer
@@ -75,6 +77,38 @@ def test_alone_the_ctc_branch_gives_its_most_probable_text(heard: tuple[Recogniz
     assert len(found) == sum(score > -torch.inf for score in scores.values()) > 200
     for text, score in found.items():
         assert score - found[best] == pytest.approx(scores[text] - top, abs=1e-3)
+
+
+@torch.inference_mode()
+def test_a_prior_divides_the_posteriors_of_each_frame(heard: tuple[Recognizer, Tensor, Tensor]):
+    recognizer, memory, labels = heard
+    prior = torch.zeros(recognizer.tokenizer.vocab_size)
+    prior[4:7] = torch.tensor([1.5, -1.0, -2.0])
+    only = Only([4, 5, 6], recognizer.tokenizer.vocab_size)
+    config, decoder = JointConfig(width=3000, threshold=1e9, length_bonus=0.3), recognizer.model.decoder
+    plain, divided = (JointSearch(decoder, LIMITS, -1, config, Fusion(((1.0, only),), prior=p)) for p in (None, prior))
+    texts = [t for n in range(1, FRAMES + 1) for t in itertools.product([4, 5, 6], repeat=n)]
+
+    def best(log_probs: Tensor) -> tuple[int, ...]:
+        """By all alignments, of log-probabilities [T, V] that need not add up to 1."""
+        score = dict.fromkeys(texts, -math.inf)
+        for path in itertools.product([0, 4, 5, 6], repeat=FRAMES):
+            text = tuple(s for s, _ in itertools.groupby(path) if s)
+            if text:
+                own = sum(float(log_probs[t, s]) for t, s in enumerate(path))
+                score[text] = float(np.logaddexp(score[text], own))
+        return max(texts, key=lambda t: score[t] + 0.3 * len(t))
+
+    log_probs = labels[0].log_softmax(1)
+    assert tuple(best_text(plain, memory, labels)) == best(log_probs)
+    assert tuple(best_text(divided, memory, labels)) == best(log_probs - prior) != best(log_probs)
+    _, state = divided.step(memory, labels, torch.tensor([FRAMES]), divided.init_state(1))
+    h = state.hypotheses
+    k = int(h.score[0].argmax())
+    for token, frame, p in zip(
+        *(x[0, k, : int(h.length[0, k])].tolist() for x in (h.tokens, h.frames, h.p)), strict=True
+    ):
+        assert p == pytest.approx(float(log_probs[frame, token].exp())), "what is told is what the CTC branch heard"
 
 
 @torch.inference_mode()

@@ -110,11 +110,15 @@ def test_characters_multiply_to_words(tokenizer: Tokenizer, text: list[str], lea
 def test_words_that_no_sentence_has_are_rare_words(tokenizer: Tokenizer):
     plain, more = (count_words(LONGER, tokenizer, 1, others) for others in ((), ("zebu", "aye", "cat")))
     assert set(more.words) - set(plain.words) == {"zebu", "aye"}
-    counts = dict(zip(more.words, more.unigrams.tolist(), strict=False))
+    counts, before = (dict(zip(c.words, c.unigrams.tolist(), strict=False)) for c in (more, plain))
+    assert {word: counts[word] for word in before} == before, "words of sentences keep what they have"
     places = Counter(b for a, b in {p for s in LONGER for p in itertools.pairwise([BEGIN, *s.split()])})
     rare = next(word for word, count in places.items() if count == 1)
     assert counts["zebu"] == counts["aye"] == counts[rare] > 0
-    assert float(more.unigrams.sum()) < 1, "and words that are not in the list remain possible"
+    many = count_words(LONGER, tokenizer, 1, map("".join, itertools.product("xyz", repeat=5)))
+    for listed in (more, many):
+        rest = (1 - float(listed.unigrams.sum())) / (1 - float(plain.unigrams.sum()))
+        assert 0.499 < rest < 1, "and words that are not in the list remain possible"
     model = WordLanguageModel(more, tokenizer)
     known, unknown = (perplexity(model, [s], tokenizer)[1] for s in ("the zebu sat", "the zbeu sat"))
     assert known < unknown / 2
@@ -142,11 +146,24 @@ def test_rows_do_not_mind_each_other(tokenizer: Tokenizer):
     torch.testing.assert_close(fresh, model.scores(model.init_state(3, torch.device("cpu"))))
 
 
+def test_the_prior_is_of_characters_in_the_text(tokenizer: Tokenizer):
+    prior = WordLanguageModel(count_words(TEXT, tokenizer, 1), tokenizer).prior()
+    occur = Counter("".join(f"{s} " for s in TEXT)) + Counter(
+        tokenizer.symbols[Tokenizer.unk_id + 1 :]
+    )  # each once more
+    logs = {c: math.log(n / occur.total()) for c, n in occur.items()}
+    mean = sum(n * logs[c] for c, n in occur.items()) / occur.total()
+    told = {tokenizer.symbol(n): float(x) for n, x in enumerate(prior) if n > Tokenizer.unk_id}
+    assert told == pytest.approx({c: log - mean for c, log in logs.items()}, abs=1e-5)
+    assert not prior[: Tokenizer.unk_id + 1].any(), "blank is no character"
+
+
 def test_files(tokenizer: Tokenizer, tmp_path: Path):
     model, path = WordLanguageModel(count_words(TEXT, tokenizer, 1), tokenizer), tmp_path / "lm.safetensors"
     model.save(path, tokenizer, {})
     again = WordLanguageModel.load(path, tokenizer)
     assert again.counts.words == model.counts.words
+    assert torch.equal(again.prior(), model.prior())
     assert perplexity(again, TEXT, tokenizer) == pytest.approx(perplexity(model, TEXT, tokenizer), rel=0.01)
     with pytest.raises(VocabularyError, match="another vocabulary"):
         WordLanguageModel.load(path, Tokenizer.from_texts(["xyz"]))

@@ -711,6 +711,7 @@ def test_latency_counts_only_matching_symbols():
         (("evaluate", "--beam", 4, "--joint", 4), "exclude each other"),
         (("evaluate", "--joint", 4, "--decoding", "soft"), "--decoding: not an option of joint search"),
         (("evaluate", "--joint", 4, "--lm-weight", 0.5), "--lm-weight: not an option of joint search"),
+        (("evaluate", "--beam", 4, "--prior-weight", 0.5), "--prior-weight: not an option of beam search"),
         (("evaluate", "--settle"), "--settle needs --joint"),
         (("train", "--recipe", "nosuch"), "no recipe 'nosuch'; there are"),
         (("train", "--recipe", "plain", "--steps", 0), "greater than 0"),

@@ -19,7 +19,7 @@ from mocha_model.beam import BeamConfig
 from mocha_model.checkpoint import Checkpoint, CheckpointError, calibrate_checkpoint, load_checkpoint
 from mocha_model.joint import JointConfig
 from mocha_model.language import LanguageModelError, WordLanguageModel
-from mocha_model.recognizer import LANGUAGE_WEIGHT, joint_search
+from mocha_model.recognizer import LANGUAGE_WEIGHT, PRIOR_WEIGHT, joint_fusion, joint_search
 from mocha_model.scorers import Fusion
 from mocha_model.search import OfflineModelError
 from mocha_model.tokenizer import Units, normalize_text
@@ -163,7 +163,8 @@ def _refuse_options(beam: int, joint: int, settle: bool, given: dict[str, Any]) 
         raise _fail("--beam and --joint exclude each other")
     has = {"decoding"}
     if beam or joint:
-        has = {*(BeamConfig if beam else JointConfig).__annotations__, "lm", *(("lm_weight",) if given["lm"] else ())}
+        has = {*(BeamConfig if beam else JointConfig).__annotations__, "lm"}
+        has |= ({"lm_weight", "prior_weight"} if joint else {"lm_weight"}) if given["lm"] else set()
     useless = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None and name not in has]
     if useless:
         raise _fail(
@@ -177,6 +178,16 @@ def _search_config(beam: int, joint: int, given: dict[str, Any]) -> BeamConfig |
     """The search that was asked for, with those settings that were given."""
     settings = {name: value for name, value in given.items() if value is not None}
     return BeamConfig(beam, **settings) if beam else JointConfig(joint, **settings)
+
+
+def _fusion(model: WordLanguageModel | None, joint: int, weight: float | None, prior_weight: float | None) -> Fusion:
+    """What a search is fused with; in beam search the language model alone."""
+    if model is None:
+        return Fusion(())
+    weight = LANGUAGE_WEIGHT if weight is None else weight
+    if not joint:
+        return Fusion(((weight, model),))
+    return joint_fusion(model, weight, PRIOR_WEIGHT if prior_weight is None else prior_weight)
 
 
 def evaluate(
@@ -203,6 +214,10 @@ def evaluate(
     lm_weight: Annotated[
         float | None, typer.Option(help=f"of the language model; {LANGUAGE_WEIGHT} if not given")
     ] = None,
+    prior_weight: Annotated[
+        float | None,
+        typer.Option(help=f"of how frequent characters are, in joint search with --lm; {PRIOR_WEIGHT} if not given"),
+    ] = None,
     fold_phones: Annotated[bool, typer.Option(help="score TIMIT's phones as 39 classes; WER is then PER")] = False,
     threads: Annotated[int, typer.Option(help="CPU threads; the real-time factor is per these")] = 1,
 ) -> None:
@@ -210,7 +225,8 @@ def evaluate(
     torch.set_num_threads(threads)
     given: dict[str, Any] = {"threshold": threshold, "length_bonus": length_bonus, "patience": patience}
     given |= {"selection_weight": selection_weight}
-    _refuse_options(beam, joint, settle, given | {"lm": lm, "lm_weight": lm_weight, "decoding": decoding})
+    weights = {"lm_weight": lm_weight, "prior_weight": prior_weight}
+    _refuse_options(beam, joint, settle, given | weights | {"lm": lm, "decoding": decoding})
     try:
         checkpoint = load_checkpoint(model)
         corpus = load_corpus(manifest, units=checkpoint.tokenizer.units)
@@ -218,9 +234,8 @@ def evaluate(
             corpus = corpus.subset(list(range(min(limit, len(corpus.utterances)))))
         how: Decoding | Beam | None = decoding
         if beam or joint:
-            weight = LANGUAGE_WEIGHT if lm_weight is None else lm_weight
-            fusion = Fusion(((weight, WordLanguageModel.load(lm, checkpoint.tokenizer)),) if lm else ())
-            how = Beam(_search_config(beam, joint, given), fusion, settle)
+            language = WordLanguageModel.load(lm, checkpoint.tokenizer) if lm else None
+            how = Beam(_search_config(beam, joint, given), _fusion(language, joint, lm_weight, prior_weight), settle)
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task("evaluating", total=len(corpus.utterances))
             fold = phones.fold_phones if fold_phones else str

@@ -2,6 +2,7 @@
 
 import gzip
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -78,8 +79,8 @@ def count_words(sentences: list[str], tokenizer: Tokenizer, least: int, others: 
     """Modified Kneser-Ney estimates from `sentences`, interpolated (Chen & Goodman 1999, section 3).
 
     Trigrams that occur less than `least` times are left out after the estimation, and their masses given to bigrams.
-    Words of `others` that no sentence has count as if each stood in one place, nobody knows where; so all words that
-    stand in one place share what these have, and many of them leave each a little less.
+    Words of `others` that no sentence has are each as likely as a word that stands in one place. What they have is
+    taken from unknown words, half of it at most; those that stand in sentences keep what they have without them.
     """
     written = {word for s in sentences for word in s.split()}
     words = sorted(written.union(others), key=tokenizer.encode)
@@ -90,11 +91,14 @@ def count_words(sentences: list[str], tokenizer: Tokenizer, least: int, others: 
     trigrams, trigram_counts = _count(_join(stride, flat[:-2], flat[1:-1], flat[2:])[is_target])
     # Of the shorter ones, in how many different places they occur: that is what Kneser and Ney found.
     bigrams, bigram_counts = _count(trigrams % stride**2)
-    unigram_counts = np.bincount(bigrams % stride, minlength=end + 1).clip(min=1)
+    unigram_counts = np.bincount(bigrams % stride, minlength=end + 1)
     pairs = trigrams // stride
     trigram_masses, trigram_kept = _discounted(pairs, trigram_counts, least)
     bigram_masses, _ = _discounted(bigrams // stride, bigram_counts, 0)
     unigram_masses, _ = _discounted(np.zeros(end + 1, dtype=np.int64), unigram_counts, 0)
+    unsaid = unigram_counts == 0
+    free = 1 - unigram_masses.sum(dtype=np.float64)
+    unigram_masses[unsaid] = min(unigram_masses[~unsaid].min(), free / 2 / max(1, unsaid.sum()))
     contexts, context = np.unique(pairs[trigram_kept], return_inverse=True)
     return WordCounts(
         tuple(words),
@@ -103,6 +107,7 @@ def count_words(sentences: list[str], tokenizer: Tokenizer, least: int, others: 
         (context * stride + trigrams[trigram_kept] % stride, trigram_masses),
         contexts,
         _spelling(words, tokenizer),
+        _characters(sentences, tokenizer),
     )
 
 
@@ -157,6 +162,18 @@ def _spelling(words: list[str], tokenizer: Tokenizer) -> NDArray[np.float32]:
         logs = np.log(counts / counts.sum(1, keepdims=True))
     spelling: NDArray[np.float32] = np.nan_to_num(logs, nan=LEAST, neginf=LEAST).astype(np.float32)
     return spelling
+
+
+def _characters(sentences: list[str], tokenizer: Tokenizer) -> NDArray[np.float32]:
+    """Log-probabilities of characters in the text, a space after each word; each is taken to occur once more."""
+    counts = np.zeros(tokenizer.vocab_size)
+    counts[tokenizer.unk_id + 1 :] = 1
+    for character, count in Counter(" ".join([*sentences, ""])).items():
+        counts[tokenizer.encode(character)] += count
+    with np.errstate(divide="ignore"):
+        logs = np.log(counts / counts.sum())
+    characters: NDArray[np.float32] = np.where(counts > 0, logs, 0).astype(np.float32)
+    return characters
 
 
 def perplexity(
