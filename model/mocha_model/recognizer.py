@@ -26,7 +26,7 @@ from mocha_model.tokenizer import Tokenizer
 from mocha_model.wide import WideSearch
 
 BUNDLED_LANGUAGE = BUNDLED.with_name("language.safetensors")
-LANGUAGE_WEIGHT = 1.2
+LANGUAGE_WEIGHT = 1.0
 PRIOR_WEIGHT = 0.5  # power of the frequencies of characters by which posteriors are divided
 JOINT_PHRASE_BONUS = 1.5  # per character of a phrase: it is up against the language model
 

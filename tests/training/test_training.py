@@ -515,6 +515,13 @@ def test_resumed_run_is_the_same_run(changes: dict[str, Any], corpus: Corpus, tm
         torch.testing.assert_close(tensor, resumed.model.state_dict()[name], rtol=0, atol=0, msg=name)
 
 
+def test_a_run_is_not_resumed_with_other_chance(corpus: Corpus, tmp_path: Path):
+    make_trainer(corpus, tmp_path, steps=4, seed=3).save()
+    assert make_trainer(corpus, tmp_path, steps=4, seed=3).resume()
+    with pytest.raises(ValueError, match="begun with seed 3, not 4"):
+        make_trainer(corpus, tmp_path, steps=4, seed=4).resume()
+
+
 def test_a_resumed_run_knows_its_best(corpus: Corpus, tmp_path: Path):
     runs = []
     for name in ("whole", "part", "part"):

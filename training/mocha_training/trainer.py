@@ -314,6 +314,7 @@ class Trainer:
             "fewest_errors": self.fewest_errors,
             "position": [self.step, self.epoch, self.batch_in_epoch, self.elapsed_s, self.heard_s],
             "seconds": self.seconds,
+            "seed": self.config.seed,
             "started_from": self.started_from,
             "phones": self.phones.state_dict() if self.phones else {},
         }
@@ -336,6 +337,8 @@ class Trainer:
         if not path.is_file():
             return False
         state = torch.load(path, map_location=self.device, weights_only=True)
+        if (seed := state.get("seed", self.config.seed)) != self.config.seed:
+            raise ValueError(f"{path}: the run was begun with seed {seed}, not {self.config.seed}")
         self.model.load_state_dict(state["model"])
         if self.phones:
             if not state.get("phones"):
