@@ -123,13 +123,15 @@ class JointSearch(WideSearch):
 
     def _advance(self, active: Prefixes, keys: Tensor, values: Tensor, frame: Tensor, labels: Tensor) -> Prefixes:
         """One frame: every prefix stays, or goes on by one symbol; the best `width` of each row."""
-        posteriors = labels.float().log_softmax(dim=1)  # [B, V]
-        log_probs = posteriors if self.fusion.prior is None else posteriors - self.fusion.prior.to(posteriors.device)
+        log_posteriors = labels.float().log_softmax(dim=1)  # [B, V]
+        heard = log_posteriors.exp()
+        prior = 0.0 if self.fusion.prior is None else self.fusion.prior.to(labels.device)
         active = self._level(active)
-        each, heard = (x.repeat_interleave(self.width, 0) for x in (log_probs, posteriors.exp()))
+        each = (log_posteriors - prior).repeat_interleave(self.width, 0)
         reached = torch.logaddexp(active.blank, active.label)
         last = active.token[:, None]
-        again, heard_again = each.gather(1, last), heard.gather(1, last)
+        again = each.gather(1, last)
+        heard_again = heard.gather(1, active.token.view(-1, self.width)).view(-1, 1)
         after_label = active.blank[:, None] + again
         frames = frame.repeat_interleave(self.width)
         newest = torch.arange(MAX_UNSTABLE, device=last.device) == active.length[:, None] - 1
@@ -141,7 +143,7 @@ class JointSearch(WideSearch):
             p=torch.where(likelier, heard_again, active.p),
             frames=torch.where(likelier, frames[:, None], active.frames),
         )
-        silent = posteriors[:, Tokenizer.blank_id] > SILENT
+        silent = log_posteriors[:, Tokenizer.blank_id] > SILENT
         if silent.all():
             stayed = _scored(stayed)
             return replace(stayed, score=self._strict(stayed.score.view(-1, self.width)))
@@ -195,7 +197,7 @@ class JointSearch(WideSearch):
     def _grow(self, before: Prefixes, h: Prefixes, written: Tensor, heard: Tensor, frames: Tensor) -> Prefixes:
         """Choose among the prefixes `h` as they are and all that `written` [B W, V] makes of them as they were.
 
-        `heard` [B W, V] are probabilities of the CTC branch.
+        `heard` [B, V] are the CTC branch's own probabilities.
         """
         width, vocab = self.width, written.shape[1]
         added = h.added[:, None].expand_as(written) + self.joint.length_bonus + self.fusion.scores(h.scorers)
@@ -210,7 +212,7 @@ class JointSearch(WideSearch):
         stayed: Prefixes = gather_rows(h, source)
         times = replace(stayed, p=before.p[source], frames=before.frames[source])
         longer = replace(
-            append(times, token, frames=frames, p=heard[source, token]),
+            append(times, token, frames=frames, p=heard[source // width, token]),
             last_emission=frames,
             blank=torch.full_like(stayed.blank, -torch.inf),
             label=written[source, token],

@@ -262,9 +262,8 @@ def _tree(words: list[list[int]], vocab_size: int) -> tuple[Tensor, Tensor]:
     letters = np.zeros((len(words), len(place)), dtype=np.int32)  # 0, the blank, is in no word
     letters[place < lengths[:, None]] = np.concatenate(words)
     same = (letters[1:] == letters[:-1]) & (letters[1:] != 0)
-    shared = np.concatenate(
-        [[0], same.cumprod(1, dtype=bool).sum(1)]
-    )  # letters that each word begins with like the one before
+    # How many letters each word begins with that the one before begins with too.
+    shared = np.concatenate([[0], same.cumprod(1, dtype=bool).sum(1)])
     new = (place >= shared[:, None]) & (place < lengths[:, None])
     number, depth = new.nonzero()  # of each node's first word, of its last letter
     num_nodes = len(number) + 1

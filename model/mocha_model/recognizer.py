@@ -62,7 +62,7 @@ def joint_fusion(
 
     The CTC branch has learned from its transcripts which characters are frequent, and the language model says it again.
     So its posteriors are divided by a power of these frequencies, as those of hybrid recognisers are by priors
-    (Bourlard & Morgan 1994, section 7.3).
+    (Bourlard & Morgan 1994).
     """
     return Fusion(((weight, model),), prior_weight * model.prior())
 

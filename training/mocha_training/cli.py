@@ -15,16 +15,14 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from mocha_model.beam import BeamConfig
 from mocha_model.checkpoint import Checkpoint, CheckpointError, calibrate_checkpoint, load_checkpoint
 from mocha_model.joint import JointConfig
 from mocha_model.language import LanguageModelError, WordLanguageModel
-from mocha_model.recognizer import LANGUAGE_WEIGHT, PRIOR_WEIGHT, joint_fusion, joint_search
-from mocha_model.scorers import Fusion
+from mocha_model.recognizer import LANGUAGE_WEIGHT, PRIOR_WEIGHT, joint_search
 from mocha_model.search import OfflineModelError
 from mocha_model.tokenizer import Units, normalize_text
 from mocha_training import calibrate as confidence
-from mocha_training import corpora, language, phones, pictures, recipes, synthesis
+from mocha_training import corpora, language, phones, pictures, recipes, searches, synthesis
 from mocha_training.augment import Augmenter
 from mocha_training.average import average_checkpoints
 from mocha_training.beginnings import first_model, started
@@ -157,39 +155,6 @@ def _first(directories: list[Path], split: str, units: Units) -> Corpus | None:
     return next((load_corpus(manifest, units=units) for manifest in manifests if manifest.is_file()), None)
 
 
-def _refuse_options(beam: int, joint: int, settle: bool, given: dict[str, Any]) -> None:
-    """An option that the search asked for does not have would change nothing without a word."""
-    if beam and joint:
-        raise _fail("--beam and --joint exclude each other")
-    has = {"decoding"}
-    if beam or joint:
-        has = {*(BeamConfig if beam else JointConfig).__annotations__, "lm"}
-        has |= ({"lm_weight", "prior_weight"} if joint else {"lm_weight"}) if given["lm"] else set()
-    useless = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None and name not in has]
-    if useless:
-        raise _fail(
-            f"{', '.join(useless)}: not an option of {'beam' if beam else 'joint' if joint else 'greedy'} search"
-        )
-    if settle and (not joint or given["patience"] is not None):
-        raise _fail("--settle needs --joint, and has no --patience")
-
-
-def _search_config(beam: int, joint: int, given: dict[str, Any]) -> BeamConfig | JointConfig:
-    """The search that was asked for, with those settings that were given."""
-    settings = {name: value for name, value in given.items() if value is not None}
-    return BeamConfig(beam, **settings) if beam else JointConfig(joint, **settings)
-
-
-def _fusion(model: WordLanguageModel | None, joint: int, weight: float | None, prior_weight: float | None) -> Fusion:
-    """What a search is fused with; in beam search the language model alone."""
-    if model is None:
-        return Fusion(())
-    weight = LANGUAGE_WEIGHT if weight is None else weight
-    if not joint:
-        return Fusion(((weight, model),))
-    return joint_fusion(model, weight, PRIOR_WEIGHT if prior_weight is None else prior_weight)
-
-
 def evaluate(
     manifest: Annotated[Path, typer.Option(help="SPLIT.jsonl beside its shards, or a lhotse CutSet (*.jsonl.gz)")],
     model: Annotated[Path | None, typer.Option(help="checkpoint; the bundled one if not given")] = None,
@@ -223,25 +188,29 @@ def evaluate(
 ) -> None:
     """WER, CER, CTC branch, emission latency against a CTC forced alignment, token counts and real-time factor."""
     torch.set_num_threads(threads)
-    given: dict[str, Any] = {"threshold": threshold, "length_bonus": length_bonus, "patience": patience}
-    given |= {"selection_weight": selection_weight}
-    weights = {"lm_weight": lm_weight, "prior_weight": prior_weight}
-    _refuse_options(beam, joint, settle, given | weights | {"lm": lm, "decoding": decoding})
+    options = {"threshold": threshold, "length_bonus": length_bonus, "patience": patience}
+    options |= {"selection_weight": selection_weight, "lm_weight": lm_weight, "prior_weight": prior_weight}
     try:
+        searches.refuse_useless(beam, joint, settle, options | {"lm": lm, "decoding": decoding})
         checkpoint = load_checkpoint(model)
         corpus = load_corpus(manifest, units=checkpoint.tokenizer.units)
         if limit:
             corpus = corpus.subset(list(range(min(limit, len(corpus.utterances)))))
-        how: Decoding | Beam | None = decoding
-        if beam or joint:
-            language = WordLanguageModel.load(lm, checkpoint.tokenizer) if lm else None
-            how = Beam(_search_config(beam, joint, given), _fusion(language, joint, lm_weight, prior_weight), settle)
+        language_model = WordLanguageModel.load(lm, checkpoint.tokenizer) if lm else None
+        how = searches.asked_for(beam, joint, settle, options, language_model) or decoding
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task("evaluating", total=len(corpus.utterances))
             fold = phones.fold_phones if fold_phones else str
             parts = (checkpoint.model, checkpoint.tokenizer, corpus, how)
             report, results = evaluate_corpus(*parts, lambda done: bar.advance(task, done), fold)
-    except (CorpusError, CheckpointError, LanguageModelError, phones.PhoneError, OfflineModelError) as error:
+    except (
+        searches.OptionError,
+        CorpusError,
+        CheckpointError,
+        LanguageModelError,
+        phones.PhoneError,
+        OfflineModelError,
+    ) as error:
         raise _fail(error) from error
     if hypotheses is not None:
         _write_hypotheses(hypotheses, results)

@@ -34,9 +34,7 @@ def read_lines(paths: list[Path]) -> list[str]:
 
 def read_sentences(paths: list[Path], tokenizer: Tokenizer) -> list[str]:
     """Normalised lines that the vocabulary can write; raises TextError where there are none."""
-    known, units = set(tokenizer.symbols), tokenizer.units
-    cleaned = (normalize_text(line, units) for line in read_lines(paths))
-    sentences = [s for s in cleaned if s and known.issuperset(s)]
+    sentences = _writable((normalize_text(line, tokenizer.units) for line in read_lines(paths)), tokenizer)
     if not sentences:
         raise TextError(f"{', '.join(map(str, paths))}: no sentence that the vocabulary can write")
     return sentences
@@ -44,8 +42,13 @@ def read_sentences(paths: list[Path], tokenizer: Tokenizer) -> list[str]:
 
 def read_words(path: Path, tokenizer: Tokenizer) -> set[str]:
     """Those words of a text that the vocabulary can write; raises TextError."""
-    words = {word for line in read_lines([path]) for word in normalize_text(line).split()}
-    return {word for word in words if set(tokenizer.symbols).issuperset(word)}
+    words = (word for line in read_lines([path]) for word in normalize_text(line, tokenizer.units).split())
+    return set(_writable(words, tokenizer))
+
+
+def _writable(texts: Iterable[str], tokenizer: Tokenizer) -> list[str]:
+    known = set(tokenizer.symbols)
+    return [text for text in texts if text and known.issuperset(text)]
 
 
 def unseen(lines: Iterable[str], transcripts: Iterable[str], least_words: int = 3) -> list[str]:

@@ -1,0 +1,56 @@
+"""The search that `evaluate` is asked for, from options that may be given or not. No files, no terminal."""
+
+from typing import Any
+
+from mocha_model.beam import BeamConfig
+from mocha_model.joint import JointConfig
+from mocha_model.language import WordLanguageModel
+from mocha_model.recognizer import LANGUAGE_WEIGHT, joint_fusion
+from mocha_model.scorers import Fusion
+from mocha_training.evaluate import Beam
+
+LANGUAGE_OPTIONS = {"lm_weight": "weight", "prior_weight": "prior_weight"}  # and what `joint_fusion` calls them
+
+
+class OptionError(ValueError):
+    """Options of a search that do not go together; the message names them."""
+
+
+def refuse_useless(beam: int, joint: int, settle: bool, options: dict[str, Any]) -> None:
+    """An option that the search asked for does not have would change nothing without a word; raises OptionError.
+
+    `options` are all there are, by name, None where one was not given.
+    """
+    if beam and joint:
+        raise OptionError("--beam and --joint exclude each other")
+    has = {"decoding"}
+    if beam or joint:
+        has = {*(BeamConfig if beam else JointConfig).__annotations__, "lm"}
+        if options["lm"]:
+            has |= set(LANGUAGE_OPTIONS) if joint else {"lm_weight"}
+    useless = [f"--{name.replace('_', '-')}" for name in given(options) if name not in has]
+    if useless:
+        kind = "beam" if beam else "joint" if joint else "greedy"
+        raise OptionError(f"{', '.join(useless)}: not an option of {kind} search")
+    if settle and (not joint or options["patience"] is not None):
+        raise OptionError("--settle needs --joint, and has no --patience")
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """Those of `options` that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def asked_for(
+    beam: int, joint: int, settle: bool, options: dict[str, Any], language: WordLanguageModel | None
+) -> Beam | None:
+    """Beam search of so many hypotheses, or joint search of so many prefixes, with what was given; None for greedy."""
+    told = given(options)
+    weights = {new: told.pop(name) for name, new in LANGUAGE_OPTIONS.items() if name in told}
+    if joint:
+        fusion = joint_fusion(language, **weights) if language else Fusion(())
+        return Beam(JointConfig(joint, **told), fusion, settle)
+    if beam:
+        weight = weights.get("weight", LANGUAGE_WEIGHT)
+        return Beam(BeamConfig(beam, **told), Fusion(((weight, language),) if language else ()))
+    return None
