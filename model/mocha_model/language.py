@@ -113,7 +113,8 @@ class WordLanguageModel:
         self._trigrams = _Table(*counts.trigrams, num_pairs, stride)
         self._pairs = torch.from_numpy(np.append(counts.pairs, np.iinfo(np.int64).max))  # and one after all others
         self._spelling = torch.from_numpy(counts.spelling)
-        self._children, self._bounds = _tree([tokenizer.encode(word) for word in counts.words], tokenizer.vocab_size)
+        spelled = [tokenizer.encode(word) for word in counts.words]
+        self._children, self._bounds = prefix_tree(spelled, tokenizer.vocab_size)
 
     def prior(self) -> Tensor:
         """How much more frequent than others each character is in the text: log-probabilities [S] less their mean.
@@ -251,7 +252,7 @@ def _to(device: torch.device, state: LanguageState) -> LanguageState:
     return LanguageState(*(getattr(state, name).to(device) for name in state.__dataclass_fields__))
 
 
-def _tree(words: list[list[int]], vocab_size: int) -> tuple[Tensor, Tensor]:
+def prefix_tree(words: list[list[int]], vocab_size: int) -> tuple[Tensor, Tensor]:
     """The prefixes of `words` (sorted ids) as nodes, 0 the empty one, the last one what no word begins with.
 
     Returns the node after each symbol, [N, S] int32, and the range of words that each symbol leads to, as the numbers

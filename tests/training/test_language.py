@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from mocha_model.language import LanguageModelError, VocabularyError, WordLanguageModel
+from mocha_model.language import LanguageModelError, VocabularyError, WordLanguageModel, prefix_tree
 from mocha_model.tokenizer import Tokenizer
 from mocha_training.language import TextError, count_words, perplexity, read_sentences, unseen
 
@@ -107,6 +109,23 @@ def test_characters_multiply_to_words(tokenizer: Tokenizer, text: list[str], lea
     assert total == pytest.approx(expected, abs=1e-4)
 
 
+@given(st.sets(st.lists(st.integers(1, 4), min_size=1, max_size=5).map(tuple), min_size=1, max_size=12))
+def test_tree_leads_to_the_words_that_begin_so(written: set[tuple[int, ...]]):
+    words = sorted(written)
+    children, bounds = prefix_tree([list(word) for word in words], vocab_size=5)
+    nowhere = len(children) - 1
+    for prefix in itertools.chain([()], *(itertools.product(range(1, 5), repeat=n) for n in range(1, 4))):
+        node = 0
+        for letter in prefix:
+            node = int(children[node, letter])
+        begin = [n for n, word in enumerate(words) if word[: len(prefix)] == prefix]
+        assert (node != nowhere) == bool(begin)
+        ranges = [range(*bounds[node, at : at + 2].tolist()) for at in range(5)]
+        assert [words[n] for n in ranges[0]] == [prefix] * (prefix in words)  # the blank: what is complete
+        for letter in range(1, 5):
+            assert list(ranges[letter]) == [n for n in begin if words[n][len(prefix) :][:1] == (letter,)]
+
+
 def test_words_that_no_sentence_has_are_rare_words(tokenizer: Tokenizer):
     plain, more = (count_words(LONGER, tokenizer, 1, others) for others in ((), ("zebu", "aye", "cat")))
     assert set(more.words) - set(plain.words) == {"zebu", "aye"}
@@ -192,6 +211,8 @@ def test_text_that_cannot_be_used(tokenizer: Tokenizer, tmp_path: Path):
         read_sentences([tmp_path / "greek.txt"], tokenizer)
     with pytest.raises(TextError, match="not a readable text"):
         read_sentences([tmp_path / "none.txt"], tokenizer)
+    (tmp_path / "long.txt").write_text(f"the cat\n{'a' * 65} sat\n{'a' * 64}\n")
+    assert read_sentences([tmp_path / "long.txt"], tokenizer) == ["the cat", "a" * 64]
 
 
 def test_the_command_writes_what_evaluate_reads(tmp_path: Path):

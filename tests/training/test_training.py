@@ -590,6 +590,7 @@ def test_provenance_says_what_a_run_started_from(
     app = typer.Typer()
     app.command()(cli.train)
     options = ["--data", str(manifest.parent), "--out", str(second), "--recipe", "plain", "--device", "cpu"]
+    options += ["--seed", "7"]
     again = ["--init", str(tmp_path / "first" / "final.safetensors"), "--steps", "1"]
     for command in ([*options, *again], [*options, "--preset", "tiny", "--steps", "2"]):  # resumed without --init
         done = CliRunner().invoke(app, command)
@@ -597,6 +598,7 @@ def test_provenance_says_what_a_run_started_from(
     found = Recognizer.load(second / "final.safetensors").provenance
     origin = found["started_from"]
     assert found["steps"] == 2 and origin["steps"] == 2 and origin["recipe"]["batch_seconds"] == 8.0
+    assert found["recipe"]["seed"] == 7 != origin["recipe"]["seed"]
     assert origin["hours_heard"] > 0 and "started_from" not in origin and str(tmp_path) not in json.dumps(found)
     parts = (plain(), first.model, first.tokenizer, first.augmenter, None, tmp_path / "third")
     third = Trainer(*parts, started_from=found)

@@ -14,6 +14,7 @@ from mocha_model.language import LEAST, WordCounts, WordLanguageModel
 from mocha_model.tokenizer import Tokenizer, normalize_text
 
 BATCH = 256  # sentences measured together
+LONGEST_WORD = 64  # characters; what is longer is an address or a slip, and would make every word's tree as deep
 
 
 class TextError(ValueError):
@@ -33,7 +34,7 @@ def read_lines(paths: list[Path]) -> list[str]:
 
 
 def read_sentences(paths: list[Path], tokenizer: Tokenizer) -> list[str]:
-    """Normalised lines that the vocabulary can write; raises TextError where there are none."""
+    """Normalised lines that the vocabulary can write, of words of 64 characters at most; raises TextError if none."""
     sentences = _writable((normalize_text(line, tokenizer.units) for line in read_lines(paths)), tokenizer)
     if not sentences:
         raise TextError(f"{', '.join(map(str, paths))}: no sentence that the vocabulary can write")
@@ -48,7 +49,7 @@ def read_words(path: Path, tokenizer: Tokenizer) -> set[str]:
 
 def _writable(texts: Iterable[str], tokenizer: Tokenizer) -> list[str]:
     known = set(tokenizer.symbols)
-    return [text for text in texts if text and known.issuperset(text)]
+    return [t for t in texts if t and known.issuperset(t) and max(map(len, t.split())) <= LONGEST_WORD]
 
 
 def unseen(lines: Iterable[str], transcripts: Iterable[str], least_words: int = 3) -> list[str]:
