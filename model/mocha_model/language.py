@@ -19,9 +19,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
+from mocha_model.streaming import gather_rows, map_state, scatter_rows
 from mocha_model.tokenizer import Tokenizer
+from mocha_model.word_lstm import END, OTHER, Recalled, WordLSTM
 
 LEAST = -30.0  # logarithm that stands for what cannot be
+SURELY = 0.05  # an LSTM that is surer of the end of a sentence is taken to leave this to words
+LSTM_PREFIX = "recurrent.lstm."  # of its weights in a file
 
 
 class LanguageModelError(ValueError):
@@ -34,7 +38,7 @@ class VocabularyError(LanguageModelError):
 
 @dataclass(frozen=True)
 class WordCounts:
-    """What a model is made of, and what its file holds: probability masses of n-grams of V words.
+    """What is counted, and most of what a file holds: probability masses of n-grams of V words.
 
     Word numbers: 0 ... V - 1 alphabetically by their ids of characters, then V, the end of a sentence, and V + 1, its
     beginning (only in contexts). A mass is what an n-gram has itself, without its share of shorter ones.
@@ -62,14 +66,30 @@ class WordCounts:
 
 
 @dataclass(frozen=True)
+class Recurrent:
+    """An LSTM that is mixed with the counts.
+
+    Attributes:
+        words: [N - 2] int64, which of the counts' words its numbers from `OTHER` + 1 on are.
+        share: of its probability in the mixture.
+
+    """
+
+    lstm: WordLSTM
+    words: NDArray[np.int64]
+    share: float
+
+
+@dataclass(frozen=True)
 class LanguageState:
-    """State of a `WordLanguageModel`, each [B].
+    """State of a `WordLanguageModel`, each [B] unless another shape is given.
 
     Attributes:
         node: int64, what is written of the present word.
         previous: int64, the word before it. context: int64, that and the one before, as a context of trigrams.
         last: int64, the symbol before. spelled: float32, log-probability of what is written as an unknown word.
         next_scores: [B, S] float32.
+        recalled: of the LSTM after the last complete word; nothing where there is none.
 
     """
 
@@ -79,6 +99,7 @@ class LanguageState:
     last: Tensor
     spelled: Tensor
     next_scores: Tensor
+    recalled: Recalled | tuple[()]
 
 
 class _Table:
@@ -96,14 +117,14 @@ class _Table:
 
 
 class WordLanguageModel:
-    """A `Scorer` over the characters of a tokenizer; everything on the CPU, since it is all look-up."""
+    """A `Scorer` over the characters of a tokenizer; everything on the CPU, since nearly all of it is look-up."""
 
-    FORMAT = "mocha-asr-lm/3"
+    FORMAT = "mocha-asr-lm/4"
 
-    def __init__(self, counts: WordCounts, tokenizer: Tokenizer) -> None:
+    def __init__(self, counts: WordCounts, tokenizer: Tokenizer, recurrent: Recurrent | None = None) -> None:
         if tokenizer.units != "characters":
             raise VocabularyError("a language model of words needs a recogniser of characters")
-        self.counts, self._space = counts, tokenizer.space_id
+        self.counts, self.recurrent, self._space = counts, recurrent, tokenizer.space_id
         num_words, num_pairs = len(counts.words), len(counts.pairs)
         stride = num_words + 2
         self._end, self._start, self._unknown = num_words, num_words + 1, num_words + 2
@@ -113,6 +134,9 @@ class WordLanguageModel:
         self._trigrams = _Table(*counts.trigrams, num_pairs, stride)
         self._pairs = torch.from_numpy(np.append(counts.pairs, np.iinfo(np.int64).max))  # and one after all others
         self._spelling = torch.from_numpy(counts.spelling)
+        self._recurrent_number = torch.full((num_words + 3,), OTHER)  # of each word, the unknown one included
+        if recurrent:
+            self._recurrent_number[recurrent.words] = torch.arange(len(recurrent.words)) + OTHER + 1
         spelled = [tokenizer.encode(word) for word in counts.words]
         self._children, self._bounds = prefix_tree(spelled, tokenizer.vocab_size)
 
@@ -129,8 +153,9 @@ class WordLanguageModel:
         """Before the first word of a sentence."""
         zeros = torch.zeros(batch_size, dtype=torch.int64)
         begin = self._after(zeros + self._start, zeros + self._start)
-        state = LanguageState(zeros, zeros + self._start, begin, zeros + self._space, zeros.float(), zeros[:, None])
-        return _to(device, self._with_scores(state))
+        recalled = self.recurrent.lstm.init_state(batch_size) if self.recurrent else ()
+        words = (zeros, zeros + self._start, begin, zeros + self._space)
+        return _to(device, self._with_scores(LanguageState(*words, zeros.float(), zeros[:, None], recalled)))
 
     def scores(self, state: LanguageState) -> Tensor:
         """Log-probabilities of the next character, [B, S] float32."""
@@ -151,8 +176,18 @@ class WordLanguageModel:
         context = torch.where(complete, self._after(state.previous, word), state.context)
         node = torch.where(ends, 0, self._children[state.node, token].long())
         spelled = torch.where(ends, 0.0, state.spelled + self._spelling[state.last, token])
-        new = LanguageState(node, previous, context, token, spelled, state.next_scores)
+        recalled = self._recall(state.recalled, complete.nonzero()[:, 0], word)
+        new = LanguageState(node, previous, context, token, spelled, state.next_scores, recalled)
         return _to(device, self._with_scores(new))
+
+    def _recall(self, before: Recalled | tuple[()], rows: Tensor, word: Tensor) -> Recalled | tuple[()]:
+        """What the LSTM recalls when it has read `word` [B] in `rows`."""
+        if not isinstance(before, Recalled) or not self.recurrent or not len(rows):
+            return before
+        after: Recalled = map_state(torch.clone, before)
+        read = self.recurrent.lstm.advance(gather_rows(before, rows), self._recurrent_number[word[rows]])
+        scatter_rows(after, rows, read)
+        return after
 
     def _with_scores(self, state: LanguageState) -> LanguageState:
         """`state` with its `next_scores`; blank has the score of an end of a word, and is never asked for."""
@@ -168,10 +203,25 @@ class WordLanguageModel:
             torch.where(begins, state.previous, word),
             torch.where(begins, state.context, self._after(state.previous, word)),
         )
-        finish = torch.where(begins, 0.0, scores[:, Tokenizer.blank_id])
+        completes = both[:, Tokenizer.blank_id] + self._gained(state, word, known[:, Tokenizer.blank_id])
+        finish = torch.where(begins, 0.0, (completes / both.sum(1)).log())
         scores[:, Tokenizer.eos_id] = finish + ended.log()
         scores[:, self._space] = torch.where(begins, -torch.inf, finish + torch.log1p(-ended))
         return replace(state, next_scores=scores.clamp(min=LEAST).float())
+
+    def _gained(self, state: LanguageState, word: Tensor, counted: Tensor) -> Tensor | float:
+        """How much more probable `word` [B] is by the mixture than by the counts, by which it is `counted` [B].
+
+        Whether the sentence ends is for the counts to say: the LSTM is asked which word follows if it does not. Words
+        that it has no number for keep what they have.
+        """
+        if self.recurrent is None or not isinstance(state.recalled, Recalled):
+            return 0.0
+        lstm, number = self.recurrent.lstm, self._recurrent_number[word]
+        p, ends = (lstm.log_probs(state.recalled, n).double().exp() for n in (number, torch.full_like(number, END)))
+        goes_on = 1 - self._end_of_sentence(state.previous, state.context)
+        p = goes_on * (p / (1 - ends).clamp(min=SURELY)).clamp(max=1)
+        return torch.where(number > OTHER, self.recurrent.share * (p - counted), 0.0)
 
     def _word(self, node: Tensor) -> Tensor:
         """The word [B] that is complete at `node`."""
@@ -212,10 +262,15 @@ class WordLanguageModel:
             tensors[f"{name}.words"] = word.astype(np.uint16 if self._stride <= 1 << 16 else np.int32)
             tensors[f"{name}.sizes"] = np.bincount(keys // self._stride).astype(np.int32)
             tensors[f"{name}.masses"] = np.log(masses).astype(np.float16)
+        if self.recurrent:
+            weights = {name: weight.half().numpy() for name, weight in self.recurrent.lstm.state_dict().items()}
+            tensors |= {f"{LSTM_PREFIX}{name}": weight for name, weight in weights.items()}
+            tensors["recurrent.words"] = self.recurrent.words.astype(np.int32)
         metadata = {
             "format": self.FORMAT,
             "vocabulary": json.dumps(tokenizer.symbols, ensure_ascii=False),
             "provenance": json.dumps(provenance, ensure_ascii=False),
+            "share": str(self.recurrent.share if self.recurrent else 0),
         }
         path.write_bytes(save(tensors, metadata))
 
@@ -242,14 +297,37 @@ class WordLanguageModel:
                 tables[name] = (keys, np.exp(tensors[f"{name}.masses"].astype(np.float32)))
             names = ("unigrams", "pairs", "spelling", "characters")
             unigrams, pairs, spelling, characters = (tensors[name] for name in names)
-        except (KeyError, ValueError) as error:
+            recurrent = _recurrent(tensors, len(words), float(metadata["share"]))
+        except (KeyError, ValueError, RuntimeError) as error:
             raise LanguageModelError(f"{path}: its parts do not fit together ({error})") from error
         counts = WordCounts(words, unigrams, **tables, pairs=pairs, spelling=spelling, characters=characters)
-        return cls(counts, tokenizer)
+        return cls(counts, tokenizer, recurrent)
+
+
+def _recurrent(tensors: dict[str, NDArray[Any]], num_words: int, share: float) -> Recurrent | None:
+    """The LSTM among a file's tensors; raises KeyError, ValueError or RuntimeError where they do not fit together."""
+    weights = {
+        name.removeprefix(LSTM_PREFIX): torch.from_numpy(weight).float()
+        for name, weight in tensors.items()
+        if name.startswith(LSTM_PREFIX)
+    }
+    if not weights:
+        return None
+    (count, vector_size), (_, hidden_size) = weights["vectors.weight"].shape, weights["query.weight"].shape
+    with torch.device("meta"):  # nothing is drawn
+        lstm = WordLSTM(count, vector_size, hidden_size)
+    lstm.load_state_dict(weights, assign=True)
+    own = tensors["recurrent.words"].astype(np.int64)
+    if own.shape != (count - OTHER - 1,) or not (own.min() >= 0 and own.max() < num_words):
+        raise ValueError("the LSTM is of other words than the counts")
+    if not 0 <= share <= 1:
+        raise ValueError(f"the LSTM has a share of {share}")
+    return Recurrent(lstm.eval().requires_grad_(False), own, share)
 
 
 def _to(device: torch.device, state: LanguageState) -> LanguageState:
-    return LanguageState(*(getattr(state, name).to(device) for name in state.__dataclass_fields__))
+    moved: LanguageState = map_state(lambda x: x.to(device), state)
+    return moved
 
 
 def prefix_tree(words: list[list[int]], vocab_size: int) -> tuple[Tensor, Tensor]:

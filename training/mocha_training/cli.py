@@ -31,6 +31,7 @@ from mocha_training.data import Corpus, CorpusError, decode_audio, find_manifest
 from mocha_training.evaluate import Beam, Decoding, Result, evaluate_corpus, transcribe_corpus
 from mocha_training.splicing import SplicePoint, kept_splice_points
 from mocha_training.trainer import Trainer
+from mocha_training.word_lstm import WordLSTMConfig, train_word_lstm
 
 console = Console(stderr=True)
 
@@ -324,6 +325,9 @@ def train_lm(
     model: Annotated[Path | None, typer.Option(help="recogniser whose vocabulary to use; the bundled one")] = None,
     least: Annotated[int, typer.Option(help="triples of words that occur less often are left out")] = 2,
     words: Annotated[Path | None, typer.Option(help="words to know besides, whether the text has them or not")] = None,
+    lstm_epochs: Annotated[
+        int, typer.Option(min=0, help="passes over the text of an LSTM beside the counts, minutes each; 0 for none")
+    ] = 0,
     held_out: HeldOut = None,
 ) -> None:
     """Make a language model of words for the search that reads files."""
@@ -335,16 +339,22 @@ def train_lm(
         held = sentences[:: max(20, len(sentences) // 1000)]
         kept = sorted(set(sentences) - set(held)) or sentences
         others = language.read_words(words, tokenizer) if words else set[str]()
-        counted = WordLanguageModel(language.count_words(kept, tokenizer, least, others), tokenizer)
+        counts = language.count_words(kept, tokenizer, least, others)
+        made = WordLanguageModel(counts, tokenizer)
         with Progress(console=console, transient=True) as bar:
+            if lstm_epochs:
+                task = bar.add_task("training", total=1.0)
+                config = WordLSTMConfig(epochs=lstm_epochs)
+                lstm, own = train_word_lstm(kept, config, lambda done: bar.update(task, completed=done))
+                made = language.mixed(counts, lstm, own, held, tokenizer)
             task = bar.add_task("measuring", total=len(held))
-            letter, word = language.perplexity(counted, held, tokenizer, lambda done: bar.advance(task, done))
+            letter, word = language.perplexity(made, held, tokenizer, lambda done: bar.advance(task, done))
     except (language.TextError, CorpusError, CheckpointError, LanguageModelError) as error:
         raise _fail(error) from error
-    made_of = {"sentences": len(kept), "least": least, "words_besides": len(others)}
-    counted.save(out, tokenizer, made_of | {"held_out_perplexity": [letter, word]})
+    made_of = {"sentences": len(kept), "least": least, "words_besides": len(others), "lstm_epochs": lstm_epochs}
+    made.save(out, tokenizer, made_of | {"held_out_perplexity": [letter, word]})
     shown = f"perplexity {letter:.3f} per character, {word:.0f} per word on {len(held)} held-out sentences"
-    console.print(f"wrote {out}, {len(counted.counts.words)} words: {shown}")
+    console.print(f"wrote {out}, {len(counts.words)} words: {shown}")
 
 
 def report(

@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mocha_model.language import LEAST, WordCounts, WordLanguageModel
+from mocha_model.language import LEAST, Recurrent, WordCounts, WordLanguageModel
 from mocha_model.tokenizer import Tokenizer, normalize_text
+from mocha_model.word_lstm import WordLSTM
 
 BATCH = 256  # sentences measured together
+SHARES = (0.2, 0.35, 0.5, 0.65, 0.8)  # of an LSTM in a mixture
 LONGEST_WORD = 64  # characters; what is longer is an address or a slip, and would make every word's tree as deep
 
 
@@ -200,6 +202,22 @@ def perplexity(
         words += sum(len(s.split()) + 1 for s in batch)
         progress(len(batch))
     return math.exp(total / characters), math.exp(total / words)
+
+
+def mixed(
+    counts: WordCounts, lstm: WordLSTM, words: list[str], sentences: list[str], tokenizer: Tokenizer
+) -> WordLanguageModel:
+    """`counts` and an LSTM with these `words`, with the one of `SHARES` that is the least surprised by `sentences`."""
+    number = {word: n for n, word in enumerate(counts.words)}
+    numbers = np.array([number[word] for word in words], dtype=np.int64)
+    model = WordLanguageModel(counts, tokenizer, Recurrent(lstm, numbers, SHARES[0]))
+
+    def surprise(share: float) -> tuple[float, float]:
+        model.recurrent = Recurrent(lstm, numbers, share)
+        return perplexity(model, sentences, tokenizer)
+
+    model.recurrent = Recurrent(lstm, numbers, min(SHARES, key=surprise))
+    return model
 
 
 def _batches(sentences: list[str]) -> Iterator[list[str]]:
