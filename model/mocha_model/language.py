@@ -217,11 +217,13 @@ class WordLanguageModel:
         """
         if self.recurrent is None or not isinstance(state.recalled, Recalled):
             return 0.0
-        lstm, number = self.recurrent.lstm, self._recurrent_number[word]
-        p, ends = (lstm.log_probs(state.recalled, n).double().exp() for n in (number, torch.full_like(number, END)))
-        goes_on = 1 - self._end_of_sentence(state.previous, state.context)
+        number, gained = self._recurrent_number[word], torch.zeros_like(counted)
+        rows = (number > OTHER).nonzero()[:, 0]
+        recalled, asked = gather_rows(state.recalled, rows), (number[rows], torch.full_like(rows, END))
+        p, ends = (self.recurrent.lstm.log_probs(recalled, n).double().exp() for n in asked)
+        goes_on = 1 - self._end_of_sentence(state.previous[rows], state.context[rows])
         p = goes_on * (p / (1 - ends).clamp(min=SURELY)).clamp(max=1)
-        return torch.where(number > OTHER, self.recurrent.share * (p - counted), 0.0)
+        return gained.index_copy(0, rows, self.recurrent.share * (p - counted[rows]))
 
     def _word(self, node: Tensor) -> Tensor:
         """The word [B] that is complete at `node`."""

@@ -170,7 +170,7 @@ class WideSearch(ABC):
             real = t < num_valid
             chunk = slice(t, t + self.window)
             new = self._frame(keys[:, chunk], values[:, chunk], labels[:, t], state, symbols, real)
-            state = where_rows(real, new, state)
+            state = new if real.all() else where_rows(real, new, state)
         kept = self.window - 1
         return symbols, replace(
             state, keys=take_ends(keys, kept + num_valid, kept), values=take_ends(values, kept + num_valid, kept)
