@@ -35,6 +35,8 @@ from mocha_training.word_lstm import WordLSTMConfig, train_word_lstm
 
 console = Console(stderr=True)
 
+UNREADABLE = (CorpusError, CheckpointError, LanguageModelError)
+
 HeldOut = Annotated[
     list[Path] | None,
     typer.Option(help="manifest to be evaluated on: sentences of its transcripts are left out; may be given again"),
@@ -96,12 +98,10 @@ def train(
         raise _fail("--init brings an attention, so there is no --mechanism or --chunk-width beside it")
     device = _joined(device)
     try:
-        config = recipes.RECIPES[recipe]()
-        changes = {"max_minutes": max_minutes, "steps": steps, "learning_rate": learning_rate, "preset": preset}
-        changes |= {"seed": seed}
-        changes |= {"ctc_only": 1.0 if ctc_only else None, "epochs": None if steps is None else 0.0}
-        given = {name: value for name, value in changes.items() if value is not None}
-        config = TrainConfig.model_validate(config.model_dump() | given)
+        changes: dict[str, Any] = {"max_minutes": max_minutes, "steps": steps, "seed": seed, "preset": preset}
+        changes |= {"learning_rate": learning_rate, "ctc_only": 1.0 if ctc_only else None}
+        changes |= {"epochs": None if steps is None else 0.0}
+        config = TrainConfig.model_validate(recipes.RECIPES[recipe]().model_dump() | searches.given(changes))
         if config.augment.splice_probability and init is None and not (out / "last.pt").is_file():
             raise ValueError("utterances are spliced where a model that reads finds pauses: it is given with --init")
         corpus = _training_corpus(data, config)
@@ -204,14 +204,7 @@ def evaluate(
             fold = phones.fold_phones if fold_phones else str
             parts = (checkpoint.model, checkpoint.tokenizer, corpus, how)
             report, results = evaluate_corpus(*parts, lambda done: bar.advance(task, done), fold)
-    except (
-        searches.OptionError,
-        CorpusError,
-        CheckpointError,
-        LanguageModelError,
-        phones.PhoneError,
-        OfflineModelError,
-    ) as error:
+    except (*UNREADABLE, searches.OptionError, phones.PhoneError, OfflineModelError) as error:
         raise _fail(error) from error
     if hypotheses is not None:
         _write_hypotheses(hypotheses, results)
@@ -349,7 +342,7 @@ def train_lm(
                 made = language.mixed(counts, lstm, own, held, tokenizer)
             task = bar.add_task("measuring", total=len(held))
             letter, word = language.perplexity(made, held, tokenizer, lambda done: bar.advance(task, done))
-    except (language.TextError, CorpusError, CheckpointError, LanguageModelError) as error:
+    except (*UNREADABLE, language.TextError) as error:
         raise _fail(error) from error
     made_of = {"sentences": len(kept), "least": least, "words_besides": len(others), "lstm_epochs": lstm_epochs}
     made.save(out, tokenizer, made_of | {"held_out_perplexity": [letter, word]})

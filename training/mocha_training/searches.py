@@ -28,7 +28,7 @@ def refuse_useless(beam: int, joint: int, settle: bool, options: dict[str, Any])
         has = {*(BeamConfig if beam else JointConfig).__annotations__, "lm"}
         if options["lm"]:
             has |= set(LANGUAGE_OPTIONS) if joint else {"lm_weight"}
-    useless = [f"--{name.replace('_', '-')}" for name in _given(options) if name not in has]
+    useless = [f"--{name.replace('_', '-')}" for name in given(options) if name not in has]
     if useless:
         kind = "beam" if beam else "joint" if joint else "greedy"
         raise OptionError(f"{', '.join(useless)}: not an option of {kind} search")
@@ -36,7 +36,7 @@ def refuse_useless(beam: int, joint: int, settle: bool, options: dict[str, Any])
         raise OptionError("--settle needs --joint, and has no --patience")
 
 
-def _given(options: dict[str, Any]) -> dict[str, Any]:
+def given(options: dict[str, Any]) -> dict[str, Any]:
     """Those of `options` that were given."""
     return {name: value for name, value in options.items() if value is not None}
 
@@ -45,7 +45,7 @@ def asked_for(
     beam: int, joint: int, settle: bool, options: dict[str, Any], language: WordLanguageModel | None
 ) -> Beam | None:
     """Beam search of so many hypotheses, or joint search of so many prefixes, with what was given; None for greedy."""
-    told = _given(options)
+    told = given(options)
     weights = {new: told.pop(name) for name, new in LANGUAGE_OPTIONS.items() if name in told}
     if joint:
         fusion = joint_fusion(language, **weights) if language else Fusion(())
