@@ -15,7 +15,7 @@ from mocha_model.language import LanguageModelError, Recurrent, WordLanguageMode
 from mocha_model.tokenizer import Tokenizer
 from mocha_model.word_lstm import END, OTHER, Recalled, WordLSTM
 from mocha_training.language import count_words, mixed, perplexity
-from mocha_training.word_lstm import WordLSTMConfig, train_word_lstm
+from mocha_training.word_lstm import WordLSTMConfig, inclusion, train_word_lstm
 
 # What comes last depends on the first word, which a trigram has forgotten.
 TEXT = [f"{first} was seen {last}" for first, last in (("he", "here"), ("she", "there"))] * 40
@@ -72,6 +72,21 @@ def test_scores_are_log_probabilities_without_being_normalised(trained: tuple[Wo
     assert total.abs().max() < 0.2
     raw, _ = train_word_lstm(TEXT, replace(SMALL, normalisation=0.0))
     assert (raw(ids)[0] @ raw.vectors.weight.T + raw.bias).logsumexp(1).abs().max() > 2 * total.abs().max()
+
+
+def test_drawn_words_stand_for_all():
+    torch.manual_seed(0)
+    drawn = 1 / torch.arange(1.0, 301)
+    drawn /= drawn.sum()
+    chance = inclusion(drawn, 60)
+    assert chance.sum().item() == pytest.approx(60, rel=1e-4) and (chance[:-1] > chance[1:]).all()
+    others = torch.stack([drawn.multinomial(60) for _ in range(5000)])
+    among = others.flatten().bincount(minlength=300) / 5000
+    for part in (slice(0, 3), slice(3, 30), slice(30, 100), slice(100, 300)):
+        assert chance[part].mean().item() == pytest.approx(among[part].mean().item(), rel=0.02)
+    worth = torch.rand(300)
+    assert (worth / chance)[others].sum(1).mean().item() == pytest.approx(worth.sum().item(), rel=0.02)
+    assert torch.equal(inclusion(drawn, 300), torch.ones(300)), "all of them, once each"
 
 
 def test_training_is_seeded_and_says_how_far_it_is():

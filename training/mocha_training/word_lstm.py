@@ -24,7 +24,8 @@ class WordLSTMConfig:
     Attributes:
         num_words: the most frequent ones, which have vectors of `vector_size`.
         epochs: passes over the sentences.
-        learning_rate: the highest; it rises for `warmup` batches and falls along a cosine to nothing.
+        learning_rate: the highest; it rises for `warmup` batches, or a tenth of all if that is less, and falls along a
+            cosine to nothing.
         samples: other words that each batch's words are told from, instead of all (Jean et al. 2015).
         normalisation: weight of the squared logarithm of what scores sum to (Devlin et al. 2014, eq. 5).
 
@@ -61,14 +62,16 @@ def train_word_lstm(
     with torch.no_grad():
         model.bias.copy_((frequent / frequent.sum()).log())
     drawn = (frequent**0.75 / (frequent**0.75).sum()).float()
+    chance = inclusion(drawn, config.samples).log()
     optimizer = torch.optim.Adam(model.parameters(), config.learning_rate, fused=True)
     steps = config.epochs * math.ceil(len(numbered) / SENTENCES)
+    warmup = min(config.warmup, steps // 10 + 1)
     rates = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda n: min(1, n / config.warmup) * 0.5 * (1 + math.cos(math.pi * min(1, n / steps)))
+        optimizer, lambda n: min(1, (n + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * min(1, n / steps)))
     )
     for step, batch in enumerate(_batches(numbered, config.epochs, np.random.default_rng(config.seed)), 1):
         with torch.autocast("cpu", torch.bfloat16, enabled=config.bf16):
-            loss = _loss(model, pad_sequence(batch, True, OUTSIDE), drawn, config)
+            loss = _loss(model, pad_sequence(batch, True, OUTSIDE), drawn, chance, config)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -90,19 +93,34 @@ def _batches(numbered: list[Tensor], epochs: int, rng: np.random.Generator) -> I
             yield [numbered[n] for n in batches[at]]
 
 
-def _loss(model: WordLSTM, words: Tensor, drawn: Tensor, config: WordLSTMConfig) -> Tensor:
+def inclusion(drawn: Tensor, count: int) -> Tensor:
+    """How likely each of N words is among `count` that are drawn by `drawn` [N] without putting any back; [N] float32.
+
+    As if words arrived by Poisson processes with these rates, until so many different ones are there (Rosen 1972).
+    """
+    if count >= len(drawn):
+        return torch.ones_like(drawn)
+    rates, low, high = drawn.double(), 0.0, 1.0
+    while -torch.expm1(-high * rates).sum() < count:
+        high *= 2
+    for _ in range(60):
+        time = (low + high) / 2
+        low, high = (time, high) if -torch.expm1(-time * rates).sum() < count else (low, time)
+    return -torch.expm1(-high * rates).float()
+
+
+def _loss(model: WordLSTM, words: Tensor, drawn: Tensor, chance: Tensor, config: WordLSTMConfig) -> Tensor:
     """Mean over the words of [R, T] int64: cross-entropy among some others, and what scores lack of being normalised.
 
-    The others are drawn by `drawn` [N], without putting any back, and each stands for 1 / n p words if its share p of n
-    draws is less than one: a little too few of the rarest ones, since some draws go to words that were drawn already.
+    The others are drawn by `drawn` [N], without putting any back, and each stands for as many words as it takes draws
+    to have it: `chance` [N] is the logarithm of `inclusion`.
     """
     said = words[:, 1:] != OUTSIDE
     queries, target = model(words[:, :-1].clamp(min=0))[said], words[:, 1:][said]
-    others = drawn.multinomial(min(config.samples, len(drawn) - 1))
-    weight = (drawn * len(others)).clamp(max=1).log()
+    others = drawn.multinomial(min(config.samples, len(drawn)))
     scores = queries @ model.vectors(others).T + model.bias[others]
     own = (queries * model.vectors(target)).sum(1) + model.bias[target]
-    scores = scores.masked_fill(target[:, None] == others, -torch.inf) - weight[others]
+    scores = scores.masked_fill(target[:, None] == others, -torch.inf) - chance[others]
     total = torch.cat([own[:, None], scores], 1).logsumexp(1)
     loss: Tensor = (total - own).mean() + config.normalisation * (total**2).mean()
     return loss
