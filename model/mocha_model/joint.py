@@ -39,7 +39,7 @@ class JointConfig:
 
     width: int = 128
     threshold: float = 12.0
-    length_bonus: float = 1.2
+    length_bonus: float = 0.5
     patience: int = 200
 
 

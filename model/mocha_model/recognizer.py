@@ -27,7 +27,7 @@ from mocha_model.wide import WideSearch
 
 BUNDLED_LANGUAGE = BUNDLED.with_name("language.safetensors")
 LANGUAGE_WEIGHT = 1.0
-PRIOR_WEIGHT = 0.5  # power of the frequencies of characters by which posteriors are divided
+PRIOR_WEIGHT = 0.25  # power of the frequencies of characters by which posteriors are divided
 JOINT_PHRASE_BONUS = 1.5  # per character of a phrase: it is up against the language model
 
 

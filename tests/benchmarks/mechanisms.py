@@ -59,7 +59,8 @@ def train_one(name: str, checkpoint: Path | None, data: Path, steps: int) -> dic
     torch.set_num_threads(1)
     torch.manual_seed(0)
     start = load_checkpoint(checkpoint)
-    model = SpeechModel(start.model.config.with_attention(**AttentionConfig().model_dump() | MECHANISMS[name]))
+    sizes = start.model.config.with_dropout(0.0)
+    model = SpeechModel(sizes.with_attention(**AttentionConfig().model_dump() | MECHANISMS[name]))
     model.load_state_dict(begin_with(start.model.state_dict(), str(MECHANISMS[name]["mechanism"])))
     config = plain().model_copy(
         update={

@@ -1,5 +1,8 @@
 """Patience: what a beam emits so many frames after its own at the latest, and what is dropped for it."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from tests.model.test_beam import sound
@@ -10,7 +13,8 @@ from mocha_model.emissions import Emission, text_of
 from mocha_model.joint import JointConfig
 from mocha_model.recognizer import Recognizer
 
-Config = BeamConfig | JointConfig
+Make = Callable[..., BeamConfig | JointConfig]
+WRITING = partial(JointConfig, length_bonus=1.2)  # much, so that there is something to wait for
 
 
 def waits(emissions: list[Emission]) -> list[int]:
@@ -18,8 +22,8 @@ def waits(emissions: list[Emission]) -> list[int]:
     return [e.certain - e.frame for e in emissions if e.certain is not None and not e.end_of_segment]
 
 
-@pytest.mark.parametrize("kind", [BeamConfig, JointConfig])
-def test_no_character_waits_longer(lively: Recognizer, kind: type[Config]):
+@pytest.mark.parametrize("kind", [BeamConfig, WRITING])
+def test_no_character_waits_longer(lively: Recognizer, kind: Make):
     samples = sound(60_000)
     longest = []
     for patience in (2, 7, 10_000):
@@ -31,8 +35,8 @@ def test_no_character_waits_longer(lively: Recognizer, kind: type[Config]):
     assert longest == sorted(set(longest)), "more patience, longer waits"
 
 
-@pytest.mark.parametrize("kind", [BeamConfig, JointConfig])
-def test_more_patience_than_there_is_sound_is_waiting_for_all(lively: Recognizer, kind: type[Config]):
+@pytest.mark.parametrize("kind", [BeamConfig, WRITING])
+def test_more_patience_than_there_is_sound_is_waiting_for_all(lively: Recognizer, kind: Make):
     samples, found = sound(60_000), []
     for changes in ({"patience": 10_000}, {}):
         config = kind(width=6, threshold=5.0, **changes)
@@ -42,8 +46,8 @@ def test_more_patience_than_there_is_sound_is_waiting_for_all(lively: Recognizer
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("kind", [BeamConfig, JointConfig])
-def test_no_hypothesis_holds_anything_back_for_longer(lively: Recognizer, kind: type[Config]):
+@pytest.mark.parametrize("kind", [BeamConfig, WRITING])
+def test_no_hypothesis_holds_anything_back_for_longer(lively: Recognizer, kind: Make):
     """So whichever is the best one later, what it adds is not late."""
     patience = 3
     recognizer = Recognizer(lively.model, lively.tokenizer, None, kind(width=6, threshold=5.0, patience=patience))

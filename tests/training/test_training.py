@@ -30,6 +30,7 @@ from mocha_training.average import average_checkpoints
 from mocha_training.batches import EpochBatches
 from mocha_training.config import TrainConfig
 from mocha_training.data import Batch, Corpus, CorpusError, load_corpus, make_batches, trainable
+from mocha_training.denominator import character_trigrams, denominator
 from mocha_training.evaluate import Result, evaluate_corpus, summarize, symbol_latencies
 from mocha_training.recipes import RECIPES, plain, spliced
 from mocha_training.trainer import Trainer
@@ -369,6 +370,20 @@ def test_consistency_takes_two_views_of_each_utterance(corpus: Corpus, tmp_path:
     assert "consistency" not in make_trainer(corpus, tmp_path / "without", attention="path").train_step(batch)
 
 
+def test_transcripts_are_told_from_all_texts_of_such_characters(corpus: Corpus, tmp_path: Path):
+    trainer = make_trainer(corpus, tmp_path, attention="path", denominator_weight=0.9)
+    trainer.model.eval()
+    batch = next(iter(trainer._loader()))
+    _, num_memory, log_probs, _ = path_parts(trainer, batch)
+    trigrams = character_trigrams((u.text for u in corpus.utterances), trainer.tokenizer)
+    rows = (num_memory, batch.tokens, batch.num_tokens)
+    with torch.no_grad():
+        weight, found = trainer.losses(batch)["denominator"]
+    torch.testing.assert_close(found, denominator(log_probs, *rows, trigrams, trainer.tokenizer.space_id))
+    assert weight == pytest.approx(0.9 * trainer.config.ctc_weight), "a part of what the CTC branch has to do"
+    assert "denominator" not in make_trainer(corpus, tmp_path / "without", attention="path").losses(batch)
+
+
 @pytest.mark.parametrize("widths", [((16, 16), 24), ((24, 16), 16), ((20, 28), 18)])
 def test_a_grown_network_computes_what_the_small_one_does_and_its_new_units_learn(
     widths: tuple[tuple[int, int], int], corpus: Corpus, tmp_path: Path
@@ -490,12 +505,13 @@ def test_processes_average_their_gradients(manifest: Path, tmp_path: Path):
         torch.testing.assert_close(a, scale * (x + y) / 2, rtol=1e-3, atol=1e-6)
 
 
-def test_an_encoder_that_is_not_trained_stays(corpus: Corpus, tmp_path: Path):
-    trainer = make_trainer(corpus, tmp_path, steps=3, train_encoder=False)
+@pytest.mark.parametrize(("ctc_only", "trained"), [(0.0, "decoder"), (1.0, "ctc")])
+def test_an_encoder_that_is_not_trained_stays(ctc_only: float, trained: str, corpus: Corpus, tmp_path: Path):
+    trainer = make_trainer(corpus, tmp_path, steps=3, train_encoder=False, ctc_only=ctc_only)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     trainer.run()
     moved = {name.split(".")[0] for name, t in trainer.model.state_dict().items() if not torch.equal(t, before[name])}
-    assert moved == {"decoder"}
+    assert moved == {trained}
 
 
 @pytest.mark.parametrize("changes", [{}, {"muon": True}, pytest.param({"phone_weight": 1.0}, marks=needs_voice)])

@@ -46,7 +46,11 @@ class TrainConfig(BaseModel):
     weight_noise: WeightNoise | None = None
     clip: float = Field(5.0, gt=0, description="largest norm of the whole gradient")
 
-    train_encoder: bool = Field(True, description="else the encoder and the CTC head stay as they are")
+    train_encoder: bool = Field(
+        True,
+        description="else the encoder stays as it is, and so does the CTC head unless nothing else is trained "
+        "(`ctc_only` 1)",
+    )
     ctc_only: float = Field(
         0.35, ge=0, le=1, description="progress until which only the CTC branch is trained; 1 for a CTC model"
     )
@@ -70,6 +74,11 @@ class TrainConfig(BaseModel):
     )
     phone_weight: float = Field(
         0.0, ge=0, description="beside the CTC branch's 1, of another of phones below the last layer; needs espeak-ng"
+    )
+    denominator_weight: float = Field(
+        0.0,
+        ge=0,
+        description="beside the CTC branch's 1, of what all texts together score (`denominator`), per character",
     )
     path_weight: float = Field(0.3, ge=0, description="of the likelihood of the path, per token")
     quantity_weight: float = Field(0.2, ge=0)
@@ -100,6 +109,8 @@ class TrainConfig(BaseModel):
             raise ValueError("sampling_probability is of training along the path")
         if self.phone_weight and self.units != "characters":
             raise ValueError("phone_weight is of characters: words that are spelled can be said")
+        if self.denominator_weight and self.units != "characters":
+            raise ValueError("denominator_weight is of characters: there are too many pairs of words")
         if self.phone_weight and not self.train_encoder:
             raise ValueError("phone_weight is of an encoder that is trained")
         return self

@@ -185,6 +185,28 @@ def microphones() -> TrainConfig:
     return phonetic().model_copy(update={"learning_rate": 8e-4, "warmup_steps": 100, "augment": augment, "seed": 12})
 
 
+def discriminative() -> TrainConfig:
+    """The CTC head alone, after `microphones`, with --init: it learns to tell each transcript from all other texts.
+
+    For searches with a language model (docs/experiments.md, "Told from all other texts"); minutes are enough.
+    """
+    augment = microphones().augment.model_copy(update={"splice_probability": 0.0})
+    return microphones().model_copy(
+        update={
+            "train_encoder": False,
+            "ctc_only": 1.0,
+            "denominator_weight": 0.9,
+            "consistency_weight": 0.0,
+            "phone_weight": 0.0,
+            "muon": False,
+            "batch_seconds": 60,
+            "learning_rate": 1e-3,
+            "augment": augment,
+            "seed": 17,
+        }
+    )
+
+
 def _no_augmentation() -> AugmentConfig:
     return AugmentConfig(
         speed_range=0,
@@ -351,6 +373,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "restored": restored,
     "phonetic": phonetic,
     "microphones": microphones,
+    "discriminative": discriminative,
     "plain": plain,
     "librispeech": librispeech,
     "tedlium": tedlium,

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
 from mocha_model.checkpoint import save_checkpoint
+from mocha_model.encoder import MaskedBatchNorm
 from mocha_model.model import SpeechModel
 from mocha_model.tokenizer import Tokenizer
 from mocha_training import losses, pictures
@@ -28,6 +29,7 @@ from mocha_training.augment import Augmenter
 from mocha_training.batches import EpochBatches
 from mocha_training.config import TrainConfig
 from mocha_training.data import Batch, Corpus
+from mocha_training.denominator import character_trigrams, denominator
 from mocha_training.evaluate import evaluate_corpus
 from mocha_training.optimizers import make_optimizers
 from mocha_training.phones import fold_phones
@@ -65,9 +67,10 @@ class Trainer:
         self.model = model.to(self.device)
         if not config.train_encoder:
             model.encoder.requires_grad_(False)
-            model.ctc.requires_grad_(False)
+            model.ctc.requires_grad_(config.ctc_only == 1)
         torch.manual_seed(config.seed)
-        texts = (u.text for u in augmenter.corpus.utterances)
+        texts = [u.text for u in augmenter.corpus.utterances]
+        self.trigrams = character_trigrams(texts, tokenizer).to(self.device) if config.denominator_weight else None
         self.phones = PhoneBranch(model, tokenizer, texts).to(self.device) if config.phone_weight else None
         beside = list(self.phones.parameters()) if self.phones else []
         self.parameters = [*model.parameters(), *beside]
@@ -122,7 +125,9 @@ class Trainer:
             group["lr"] = self.learning_rate() * group["factor"]
         self.model.train()
         if not self.config.train_encoder:
-            self.model.encoder.eval()  # no dropout, and the statistics of batch norm stay too
+            for module in self.model.encoder.modules():
+                if isinstance(module, MaskedBatchNorm):
+                    module.eval()  # its statistics stay too
         batch = (batch.twice() if self.config.consistency_weight else batch).to(self.device)
         for parameter in self.parameters:
             parameter.grad = None
@@ -189,6 +194,10 @@ class Trainer:
                 c.consistency_weight,
                 losses.consistency(log_probs, num_memory, batch.num_tokens),
             )
+        if self.trigrams is not None:
+            rows = (num_memory, batch.tokens, batch.num_tokens)
+            total = denominator(log_probs, *rows, self.trigrams, self.tokenizer.space_id)
+            parts["denominator"] = (c.denominator_weight, total)
         if self.phones:
             parts["phones"] = (c.phone_weight, self.phones.loss(batch.tokens, batch.num_tokens))
         if self.progress < c.ctc_only:

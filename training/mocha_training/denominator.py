@@ -1,0 +1,97 @@
+"""What all texts together score by the CTC branch and a model of characters: what a transcript is to be told from.
+
+CTC alone asks that the transcript be likely. With this taken off it asks that it be likelier than other texts that a
+search with a language model could find instead: maximum mutual information without lattices (Povey et al. 2016), over
+CTC's alignments (CTC-CRF: Xiang & Ou 2019). The sum is exact: texts are scored by trigrams of characters, so that a
+path's two newest characters are all there is to know of it. Knows nothing of networks or audio.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from mocha_model.streaming import valid_mask
+from mocha_model.tokenizer import Tokenizer
+
+FIRST = Tokenizer.unk_id + 1  # symbols from here on can be written
+ORDER = 3
+MOST = 200  # symbols; trigrams are a table of their third power
+
+
+def character_trigrams(texts: Iterable[str], tokenizer: Tokenizer) -> Tensor:
+    """P(third | first, second) of the S symbols that can be written, [S, S, S] float32.
+
+    Each text stands between spaces; what is outside the vocabulary is left out of it. Interpolated with shorter ones by
+    the number of different symbols that follow (Witten & Bell 1991, method C); a symbol that nothing is known of is as
+    likely as any. Raises ValueError where there are more than `MOST` symbols.
+    """
+    space, size = tokenizer.space_id, tokenizer.vocab_size - FIRST
+    if size > MOST:
+        raise ValueError(f"denominator_weight is for alphabets of up to {MOST} characters, not {size}")
+    place = size ** torch.arange(ORDER - 1, -1, -1)
+
+    def numbered(text: str) -> Tensor:
+        """The trigrams of a text as numbers [N]."""
+        ids = [i for i in tokenizer.encode(text) if i >= FIRST]
+        return (torch.tensor([space, space, *ids, space]).sub(FIRST).unfold(0, ORDER, 1) * place).sum(1)
+
+    counts = torch.cat([numbered(text) for text in texts]).bincount(minlength=size**ORDER)
+    counts = counts.view(size, size, size).double()
+    probability = torch.full((size,), 1 / size, dtype=torch.float64)
+    for seen in (counts.sum((0, 1)), counts.sum(0), counts):
+        kinds, total = (seen > 0).sum(-1, keepdim=True), seen.sum(-1, keepdim=True)
+        probability = torch.where(total > 0, (seen + kinds * probability) / (total + kinds), probability)
+    return probability.float()
+
+
+def denominator(
+    log_probs: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: Tensor, trigrams: Tensor, space: int
+) -> Tensor:
+    """Logarithm of the sum over all texts of their probabilities by CTC times those by `trigrams`, per character.
+
+    Of the same utterances as `losses.ctc`, whose tensors it has; `space` is the symbol that texts stand between.
+    """
+    repeats = (tokens[:, 1:] == tokens[:, :-1]) & valid_mask(num_tokens - 1, tokens.shape[1])[:, 1:]
+    possible = num_frames >= num_tokens - 1 + repeats.sum(1)
+    total = torch.where(possible, log_total(log_probs, num_frames, trigrams, space - FIRST), 0.0)
+    return total.sum() / (num_tokens - 1).sum().clamp(min=1)
+
+
+def log_total(log_probs: Tensor, num_frames: Tensor, trigrams: Tensor, space: int) -> Tensor:
+    """Logarithm of the sum over all texts y of P_ctc(y) P(y), [B] float32.
+
+    The forward recursion over the newest two characters and over whether the newest label is a blank; numbers are
+    divided by their sum after each frame.
+
+    Args:
+        log_probs: [B, T, V] float32, blank 0, of which the first `FIRST` but the blank are never written.
+        num_frames: [B] int64.
+        trigrams: [S, S, S] float32, S = V - FIRST.
+        space: which of S stands before and after texts.
+
+    """
+    with torch.autocast(log_probs.device.type, enabled=False):
+        each, size = log_probs.float().exp(), len(trigrams)
+        # By the newest character, the row, and the one before it: [S, B, S].
+        label = each.new_zeros(size, len(each), size)
+        blank = label.clone()
+        blank[space, :, space] = 1
+        after = trigrams.transpose(0, 1).contiguous()  # [second, first, third]
+        again = trigrams.diagonal(dim1=1, dim2=2).t()[:, None]  # [second, 1, first], where the third is the second
+        same = torch.eye(size, device=each.device)[:, None]
+        total = each.new_zeros(len(each))
+        for t in range(each.shape[1]):
+            reached = blank + label
+            # A character follows itself only after a blank.
+            written = reached @ after - (label * again).sum(2, keepdim=True) * same  # [second, B, third]
+            new = (written.permute(2, 1, 0) + label) * each[:, t, FIRST:].t()[:, :, None]
+            quiet = reached * each[:, t, Tokenizer.blank_id, None]
+            scale = new.sum((0, 2)) + quiet.sum((0, 2))
+            going = t < num_frames
+            scale = torch.where(going, scale, 1.0)
+            label = torch.where(going[:, None], new / scale[:, None], label)
+            blank = torch.where(going[:, None], quiet / scale[:, None], blank)
+            total = total + scale.log()
+        ends = trigrams[..., space].t()[:, None]
+        return total + ((blank + label) * ends).sum((0, 2)).log()
