@@ -457,6 +457,18 @@ def test_train_changes_the_dropout_of_a_checkpoint_and_splices(
     assert set(texts) - {u.text for u in load_corpus(manifest).utterances}  # made of two
 
 
+def test_the_last_recipe_changes_what_the_ctc_head_says_and_nothing_else(
+    manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MOCHA_CACHE", str(tmp_path / "cache"))
+    options = ("--recipe", "discriminative", "--steps", 2, "--device", "cpu", "--init", BUNDLED)
+    status, output = said("train", *options, "--data", manifest.parent, "--out", tmp_path / "run")
+    assert status == 0, output
+    last = load_checkpoint(tmp_path / "run" / "final.safetensors").model.state_dict()
+    before = load_checkpoint(BUNDLED).model.state_dict()
+    assert {name for name in last if not torch.equal(last[name], before[name])} == {"ctc.weight", "ctc.bias"}
+
+
 def test_rows_without_a_ctc_path_count_for_nothing(corpus: Corpus, tmp_path: Path):
     trainer = make_trainer(corpus, tmp_path, attention="path")
     good = next(iter(trainer._loader()))
