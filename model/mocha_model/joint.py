@@ -22,7 +22,6 @@ from mocha_model.tokenizer import Tokenizer
 from mocha_model.wide import Follower, WideSearch, WideState
 
 SILENT = -0.02  # log-probability of blank from which on nothing is written at a frame
-WRITTEN = slice(len((Tokenizer.blank_id, Tokenizer.sos_id, Tokenizer.eos_id, Tokenizer.unk_id)), None)
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ class JointSearch(WideSearch):
             return replace(stayed, score=self._strict(stayed.score.view(-1, self.width)))
         # [B W, V]: alignments that now write a symbol; the last one again only after a blank.
         written = (reached[:, None] + each).scatter(1, last, after_label)
-        written[:, : WRITTEN.start] = -torch.inf
+        written[:, : Tokenizer.first_id] = -torch.inf
         written[silent.repeat_interleave(self.width)] = -torch.inf
         stayed, written = self._meet(stayed, written, heard_again, frames)
         return self._grow(active, _scored(stayed), written, heard, frames)

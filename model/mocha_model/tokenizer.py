@@ -34,7 +34,7 @@ def split_text(text: str, units: Units) -> list[str]:
 class Tokenizer:
     """Maps units to ids: 0 blank (also padding), 1 start, 2 end of sequence, 3 unknown, then the units."""
 
-    blank_id, sos_id, eos_id, unk_id = range(4)
+    blank_id, sos_id, eos_id, unk_id, first_id = range(5)  # `first_id` is the first unit's
 
     def __init__(self, symbols: Sequence[str], units: Units = "characters") -> None:
         """`symbols` are all symbols in order of id, the four special ones first; raises ValueError otherwise."""

@@ -758,6 +758,10 @@ def test_latency_counts_only_matching_symbols():
             ("train", "--recipe", "spliced", "--preset", "tiny"),
             "a model that reads finds pauses: it is given with --init",
         ),
+        (
+            ("train", "--recipe", "discriminative", "--preset", "tiny"),
+            "is that of a model that reads: it is given with --init",
+        ),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(options: tuple[str, ...], message: str, manifest: Path):

@@ -102,8 +102,8 @@ def train(
         changes |= {"learning_rate": learning_rate, "ctc_only": 1.0 if ctc_only else None}
         changes |= {"epochs": None if steps is None else 0.0}
         config = TrainConfig.model_validate(recipes.RECIPES[recipe]().model_dump() | searches.given(changes))
-        if config.augment.splice_probability and init is None and not (out / "last.pt").is_file():
-            raise ValueError("utterances are spliced where a model that reads finds pauses: it is given with --init")
+        if init is None and not (out / "last.pt").is_file():
+            _refuse_without_model(config)
         corpus = _training_corpus(data, config)
         noises, dev = _first(data, "noise", config.units), _first(data, "dev", config.units)
         dev = None if dev is None else _some(dev, dev_utterances)
@@ -122,6 +122,14 @@ def train(
         trainer.run()
     except CheckpointError as error:
         raise _fail(error) from error
+
+
+def _refuse_without_model(config: TrainConfig) -> None:
+    """Raise ValueError for a run that has to begin with a model that reads."""
+    if config.augment.splice_probability:
+        raise ValueError("utterances are spliced where a model that reads finds pauses: it is given with --init")
+    if not config.train_encoder:
+        raise ValueError("an encoder that is not trained is that of a model that reads: it is given with --init")
 
 
 def _joined(device: str) -> str:

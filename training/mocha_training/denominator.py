@@ -11,10 +11,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from mocha_model.streaming import valid_mask
 from mocha_model.tokenizer import Tokenizer
+from mocha_training.losses import has_ctc_path
 
-FIRST = Tokenizer.unk_id + 1  # symbols from here on can be written
+FIRST = Tokenizer.first_id
 ORDER = 3
 MOST = 200  # symbols; trigrams are a table of their third power
 
@@ -52,8 +52,7 @@ def denominator(
 
     Of the same utterances as `losses.ctc`, whose tensors it has; `space` is the symbol that texts stand between.
     """
-    repeats = (tokens[:, 1:] == tokens[:, :-1]) & valid_mask(num_tokens - 1, tokens.shape[1])[:, 1:]
-    possible = num_frames >= num_tokens - 1 + repeats.sum(1)
+    possible = has_ctc_path(num_frames, tokens, num_tokens)
     total = torch.where(possible, log_total(log_probs, num_frames, trigrams, space - FIRST), 0.0)
     return total.sum() / (num_tokens - 1).sum().clamp(min=1)
 

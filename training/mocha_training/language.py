@@ -158,7 +158,7 @@ def _spelling(words: list[str], tokenizer: Tokenizer) -> NDArray[np.float32]:
     """Log-probabilities of characters after one another in `words`; each pair is taken to have occurred once more."""
     blank, space = tokenizer.blank_id, tokenizer.space_id
     counts = np.zeros((tokenizer.vocab_size, tokenizer.vocab_size))
-    letters = [n for n in range(blank + 4, tokenizer.vocab_size) if n != space]
+    letters = [n for n in range(tokenizer.first_id, tokenizer.vocab_size) if n != space]
     counts[np.ix_([*letters, space], letters)] = 1
     counts[letters, blank] = 1
     for word in words:
@@ -173,7 +173,7 @@ def _spelling(words: list[str], tokenizer: Tokenizer) -> NDArray[np.float32]:
 def _characters(sentences: list[str], tokenizer: Tokenizer) -> NDArray[np.float32]:
     """Log-probabilities of characters in the text, a space after each word; each is taken to occur once more."""
     counts = np.zeros(tokenizer.vocab_size)
-    counts[tokenizer.unk_id + 1 :] = 1
+    counts[tokenizer.first_id :] = 1
     for character, count in Counter(" ".join([*sentences, ""])).items():
         counts[tokenizer.encode(character)] += count
     with np.errstate(divide="ignore"):

@@ -95,16 +95,23 @@ def path_likelihood(energies: Tensor, selects: Tensor, decides: Tensor, num_toke
     return (each * decides).sum() / num_tokens.sum().clamp(min=1)
 
 
+def has_ctc_path(num_frames: Tensor, tokens: Tensor, num_tokens: Tensor) -> Tensor:
+    """Rows [B] bool with frames enough for their characters and for a blank between two that are alike.
+
+    `num_frames` [B]; `tokens` [B, U] and `num_tokens` [B] as for `ctc`.
+    """
+    repeats = (tokens[:, 1:] == tokens[:, :-1]) & valid_mask(num_tokens - 1, tokens.shape[1])[:, 1:]
+    return num_frames >= num_tokens - 1 + repeats.sum(1)
+
+
 def ctc_boundaries(log_probs: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: Tensor) -> Tensor:
     """Last frame of each token in the CTC forced alignment, [B, U] int64; -1 for eos, padding and impossible rows."""
     from torchaudio.functional import forced_align
 
     result = torch.full_like(tokens, -1)
-    for row in range(len(tokens)):
+    aligned = has_ctc_path(num_frames, tokens, num_tokens) & (num_tokens > 1)
+    for row in aligned.nonzero()[:, 0].tolist():
         target, frames = tokens[row, : int(num_tokens[row]) - 1], int(num_frames[row])
-        repeats = int((target[1:] == target[:-1]).sum())
-        if len(target) == 0 or frames < len(target) + repeats:
-            continue
         path, _ = forced_align(log_probs[row : row + 1, :frames].detach().cpu(), target[None].int().cpu(), blank=0)
         labels = path[0]
         starts = labels.ne(0) & functional.pad(labels[1:].ne(labels[:-1]), (1, 0), value=True)
