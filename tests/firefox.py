@@ -25,9 +25,6 @@ PREFERENCES = {
     "network.captive-portal-service.enabled": False,
     "network.connectivity-service.enabled": False,
 }
-# What a policy refuses is in no log that a driver can read, so the page is made to say it.
-WATCH = """() => document.addEventListener("securitypolicyviolation",
-    (e) => console.error("refused by the policy:", e.violatedDirective, e.blockedURI))"""
 
 
 async def until(condition: Callable[[], Any]) -> Any:
@@ -98,7 +95,6 @@ class Firefox:
         (context,) = (await self._call("browsingContext.getTree"))["contexts"]
         self._context = context["context"]
         await self._call("session.subscribe", events=["log.entryAdded", "network.beforeRequestSent"])
-        await self._call("script.addPreloadScript", functionDeclaration=WATCH)
 
     async def read(self) -> None:
         """Take answers and events, until cancelled."""

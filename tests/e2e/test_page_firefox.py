@@ -66,5 +66,5 @@ async def test_microphone(page: firefox.Firefox):
 
 async def test_what_the_policy_refuses_is_seen_by_these_tests(page: firefox.Firefox):
     await page.evaluate("fetch('http://127.0.0.1:9/').catch(() => 0)")
-    await firefox.until(lambda: any("refused by the policy: connect-src" in problem for problem in page.problems))
+    await firefox.until(lambda: any("-Policy: " in said and "(connect-src)" in said for said in page.problems))
     page.problems.clear()
