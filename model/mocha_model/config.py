@@ -115,8 +115,19 @@ class DecoderConfig(BaseModel):
     )
 
 
+class SearchConfig(BaseModel):
+    """What joint search weighs, which depends on what the CTC head was trained for; these are for one of CTC alone."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prior_weight: float = Field(
+        0.5, description="power of the frequencies of characters that posteriors are divided by"
+    )
+    length_bonus: float = Field(1.2, description="added per symbol, natural logarithm")
+
+
 class ModelConfig(BaseModel):
-    """Everything needed to build a `SpeechModel`."""
+    """Everything needed to build a `SpeechModel`, and to search with it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -125,10 +136,15 @@ class ModelConfig(BaseModel):
     encoder: EncoderConfig = EncoderConfig()
     attention: AttentionConfig = AttentionConfig()
     decoder: DecoderConfig = DecoderConfig()
+    search: SearchConfig = SearchConfig()
 
     def with_dropout(self, dropout: float) -> "ModelConfig":
         """The same network with another dropout in its encoder, which no weight depends on."""
         return self.model_copy(update={"encoder": self.encoder.model_copy(update={"dropout": dropout})})
+
+    def network(self) -> "ModelConfig":
+        """Without what no weight depends on, so that networks can be compared."""
+        return self.with_dropout(0.0).model_copy(update={"search": SearchConfig()})
 
     def with_attention(self, **changes: object) -> "ModelConfig":
         """The same network with another attention; raises ValidationError (a ValueError) for what there is not."""

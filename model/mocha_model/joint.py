@@ -38,7 +38,7 @@ class JointConfig:
 
     width: int = 128
     threshold: float = 12.0
-    length_bonus: float = 0.5
+    length_bonus: float = 0.0
     patience: int = 200
 
 

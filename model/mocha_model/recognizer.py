@@ -13,6 +13,7 @@ from torch import Tensor
 from mocha_model.beam import BeamConfig, BeamSearch
 from mocha_model.checkpoint import BUNDLED, CheckpointError, load_checkpoint
 from mocha_model.confidence import Calibration
+from mocha_model.config import SearchConfig
 from mocha_model.emissions import Emission
 from mocha_model.features import FeatureState
 from mocha_model.joint import JointConfig, JointSearch
@@ -27,7 +28,6 @@ from mocha_model.wide import WideSearch
 
 BUNDLED_LANGUAGE = BUNDLED.with_name("language.safetensors")
 LANGUAGE_WEIGHT = 1.0
-PRIOR_WEIGHT = 0.25  # power of the frequencies of characters by which posteriors are divided
 JOINT_PHRASE_BONUS = 1.5  # per character of a phrase: it is up against the language model
 
 
@@ -40,8 +40,10 @@ class RecognizerState:
     search: Any  # SearchState, WideState or RevisedState
 
 
-def joint_search(tokenizer: Tokenizer, width: int, language: Path | None = None) -> tuple[JointConfig, Fusion] | None:
-    """A joint search of `width` prefixes, and the language model that it is fused with.
+def joint_search(
+    config: SearchConfig, tokenizer: Tokenizer, width: int, language: Path | None = None
+) -> tuple[JointConfig, Fusion] | None:
+    """A joint search of `width` prefixes that a model wants as `config` says, and the language model it is fused with.
 
     `language` is a file of `train-lm`; if not given, the bundled one. None where that is of another vocabulary than
     `tokenizer`: without a language model greedy search reads better. Raises LanguageModelError.
@@ -52,12 +54,10 @@ def joint_search(tokenizer: Tokenizer, width: int, language: Path | None = None)
         if language:
             raise
         return None
-    return JointConfig(width), joint_fusion(model)
+    return JointConfig(width, length_bonus=config.length_bonus), joint_fusion(model, config.prior_weight)
 
 
-def joint_fusion(
-    model: WordLanguageModel, weight: float = LANGUAGE_WEIGHT, prior_weight: float = PRIOR_WEIGHT
-) -> Fusion:
+def joint_fusion(model: WordLanguageModel, prior_weight: float, weight: float = LANGUAGE_WEIGHT) -> Fusion:
     """What a joint search is fused with: a language model, and less of what is frequent without it.
 
     The CTC branch has learned from its transcripts which characters are frequent, and the language model says it again.
@@ -129,7 +129,7 @@ class Recognizer:
         their own at the latest; or, with `patience_s`, after so long, rounded down to whole frames. Greedy where there
         is no language model.
         """
-        if (found := joint_search(self.tokenizer, width, language)) is None:
+        if (found := joint_search(self.config.search, self.tokenizer, width, language)) is None:
             return self._greedy()
         config, fusion = found
         if patience_s is not None:
@@ -143,7 +143,7 @@ class Recognizer:
         What is emitted is the same; before the end of a segment come emissions that revise it. As slow as `searching`.
         Raises LanguageModelError. Greedy where there is no language model.
         """
-        if (found := joint_search(self.tokenizer, width, language)) is None:
+        if (found := joint_search(self.config.search, self.tokenizer, width, language)) is None:
             return self._greedy()
         config, fusion = found
         parts = (self.model, self.tokenizer, self.provenance, None, fusion, self._joint_phrases())

@@ -1,5 +1,6 @@
 """Joint search: what it finds is the best of all texts, by the definition of CTC; and what its decoder says."""
 
+import copy
 import itertools
 import math
 from dataclasses import replace
@@ -9,13 +10,16 @@ import pytest
 import torch
 from tests.conftest import lively_recognizer
 from tests.model.test_beam import Only, sound
+from tests.model.test_revised import speech
 from torch import Tensor
 from torch.nn.functional import ctc_loss
 
-from mocha_model.config import DecoderConfig, tiny
+from mocha_model.config import DecoderConfig, SearchConfig, tiny
+from mocha_model.emissions import text_of
 from mocha_model.hypotheses import MAX_UNSTABLE
 from mocha_model.joint import JointConfig, JointSearch
-from mocha_model.recognizer import Recognizer
+from mocha_model.language import WordLanguageModel
+from mocha_model.recognizer import Recognizer, joint_search
 from mocha_model.scorers import Fusion, PhraseBook
 from mocha_model.search import Symbol
 from mocha_model.tokenizer import Tokenizer
@@ -316,3 +320,20 @@ def test_without_a_language_model_files_are_read_greedily(lively: Recognizer):
     for other in (live.searching(4), live.searching(4, patience_s=0.4), live.settling(4)):
         assert [(e.text, e.frame) for e in other.transcribe(samples)] == expected
         assert other.phrases is not None and other.phrases is not live.phrases, "each is used from a thread of its own"
+
+
+def test_a_model_is_searched_as_its_checkpoint_says(bundled: Recognizer):
+    wants, said = SearchConfig(prior_weight=3.0, length_bonus=-4.0), []
+    config, fusion = joint_search(wants, bundled.tokenizer, 4) or pytest.fail("the bundled model has a language model")
+    assert (
+        config.length_bonus == -4.0 and fusion.prior is not None and isinstance(fusion.parts[0][1], WordLanguageModel)
+    )
+    torch.testing.assert_close(fusion.prior, 3.0 * fusion.parts[0][1].prior())
+    for search in (bundled.config.search, wants):
+        model = copy.copy(bundled.model)
+        model.config = model.config.model_copy(update={"search": search})
+        recognizer = Recognizer(model, bundled.tokenizer)
+        alone, both = (r.transcribe(speech("weather")) for r in (recognizer.searching(4), recognizer.settling(4)))
+        assert text_of(alone) == text_of(both)
+        said.append(len(text_of(alone)))
+    assert said[1] < 0.8 * said[0]

@@ -20,7 +20,7 @@ import typer
 from typer.testing import CliRunner
 
 from mocha_model.checkpoint import BUNDLED, CheckpointError, load_checkpoint, save_checkpoint
-from mocha_model.config import small, tiny
+from mocha_model.config import SearchConfig, small, tiny
 from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
@@ -28,6 +28,7 @@ from mocha_training import cli, data, losses, splicing
 from mocha_training.augment import AugmentConfig, Augmenter
 from mocha_training.average import average_checkpoints
 from mocha_training.batches import EpochBatches
+from mocha_training.beginnings import TOLD_APART, started
 from mocha_training.config import TrainConfig
 from mocha_training.data import Batch, Corpus, CorpusError, load_corpus, make_batches, trainable
 from mocha_training.denominator import character_trigrams, denominator
@@ -464,9 +465,15 @@ def test_the_last_recipe_changes_what_the_ctc_head_says_and_nothing_else(
     options = ("--recipe", "discriminative", "--steps", 2, "--device", "cpu", "--init", BUNDLED)
     status, output = said("train", *options, "--data", manifest.parent, "--out", tmp_path / "run")
     assert status == 0, output
-    last = load_checkpoint(tmp_path / "run" / "final.safetensors").model.state_dict()
-    before = load_checkpoint(BUNDLED).model.state_dict()
+    after = load_checkpoint(tmp_path / "run" / "final.safetensors")
+    last, before = after.model.state_dict(), load_checkpoint(BUNDLED).model.state_dict()
     assert {name for name in last if not torch.equal(last[name], before[name])} == {"ctc.weight", "ctc.bias"}
+    assert after.config.search == TOLD_APART != SearchConfig()
+
+
+def test_a_model_says_how_its_ctc_head_wants_to_be_searched():
+    recipes = [TrainConfig(dropout=0.2, denominator_weight=weight) for weight in (0.0, 0.5)]
+    assert [started(BUNDLED, recipe, None).config.search for recipe in recipes] == [SearchConfig(), TOLD_APART]
 
 
 def test_rows_without_a_ctc_path_count_for_nothing(corpus: Corpus, tmp_path: Path):

@@ -13,11 +13,11 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
 
     Raises:
         CheckpointError: there is nothing to average, the checkpoints differ in configuration (by more than dropout in
-            the encoder), or a weight of the mean is not a number of float16.
+            the encoder and how they are searched), or a weight of the mean is not a number of float16.
 
     """
     loaded = [load_checkpoint(path) for path in paths]
-    if not loaded or any(c.config.with_dropout(0.0) != loaded[-1].config.with_dropout(0.0) for c in loaded):
+    if not loaded or any(c.config.network() != loaded[-1].config.network() for c in loaded):
         raise CheckpointError("averaging needs checkpoints of one configuration")
     states = [c.model.state_dict() for c in loaded]
     last = loaded[-1]

@@ -8,12 +8,14 @@ import torch
 
 from mocha_model import config as model_config
 from mocha_model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
-from mocha_model.config import ModelConfig
+from mocha_model.config import ModelConfig, SearchConfig
 from mocha_model.model import SpeechModel
 from mocha_model.tokenizer import Tokenizer
 from mocha_training.config import Preset, TrainConfig
 from mocha_training.data import Corpus
 from mocha_training.weights import draw_weights, grown
+
+TOLD_APART = SearchConfig(prior_weight=0.25, length_bonus=0.5)  # for a CTC head of `denominator_weight`
 
 
 def feature_statistics(model: SpeechModel, corpus: Corpus, count: int, seed: int) -> None:
@@ -31,7 +33,7 @@ def first_model(config: TrainConfig, corpus: Corpus, mechanism: str | None, chun
     tokenizer = Tokenizer.from_texts((u.text for u in corpus.utterances), config.units)
     torch.manual_seed(config.seed)
     sizes: ModelConfig = getattr(model_config, config.preset)(tokenizer.vocab_size)
-    sizes = sizes if config.dropout is None else sizes.with_dropout(config.dropout)
+    sizes = _searched(sizes if config.dropout is None else sizes.with_dropout(config.dropout), config)
     attention = {"mechanism": mechanism, "chunk_width": chunk_width}
     model = SpeechModel(sizes.with_attention(**{k: v for k, v in attention.items() if v is not None}))
     draw_weights(model, config.init)
@@ -49,7 +51,13 @@ def started(init: Path, config: TrainConfig, preset: Preset | None) -> Checkpoin
         sizes: ModelConfig = getattr(model_config, preset)(start.tokenizer.vocab_size)
         wanted = sizes.with_attention(**start.config.attention.model_dump())
     wanted = wanted.with_dropout(start.config.encoder.dropout if config.dropout is None else config.dropout)
+    wanted = _searched(wanted, config)
     if wanted == start.config:
         return start
     torch.manual_seed(config.seed)
     return replace(start, model=grown(start.model, wanted), config=wanted, calibration=None, file_calibration=None)
+
+
+def _searched(model: ModelConfig, config: TrainConfig) -> ModelConfig:
+    """`model`, to be searched as the CTC head that `config` trains wants it."""
+    return model.model_copy(update={"search": TOLD_APART if config.denominator_weight else SearchConfig()})

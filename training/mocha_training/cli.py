@@ -18,7 +18,7 @@ from rich.table import Table
 from mocha_model.checkpoint import Checkpoint, CheckpointError, calibrate_checkpoint, load_checkpoint
 from mocha_model.joint import JointConfig
 from mocha_model.language import LanguageModelError, WordLanguageModel
-from mocha_model.recognizer import LANGUAGE_WEIGHT, PRIOR_WEIGHT, joint_search
+from mocha_model.recognizer import LANGUAGE_WEIGHT, joint_search
 from mocha_model.search import OfflineModelError
 from mocha_model.tokenizer import Units, normalize_text
 from mocha_training import calibrate as confidence
@@ -182,7 +182,9 @@ def evaluate(
         int | None, typer.Option(help="frames after which a character is emitted at the latest, in either search")
     ] = None,
     threshold: Annotated[float | None, typer.Option(help="at which either search prunes")] = None,
-    length_bonus: Annotated[float | None, typer.Option(help="per symbol, in either")] = None,
+    length_bonus: Annotated[
+        float | None, typer.Option(help="per symbol, in either; in joint search the model's own if not given")
+    ] = None,
     selection_weight: Annotated[float | None, typer.Option(help="of the path's decisions, in beam search")] = None,
     lm: Annotated[Path | None, typer.Option(help="language model of `train-lm`, for either")] = None,
     lm_weight: Annotated[
@@ -190,7 +192,7 @@ def evaluate(
     ] = None,
     prior_weight: Annotated[
         float | None,
-        typer.Option(help=f"of how frequent characters are, in joint search with --lm; {PRIOR_WEIGHT} if not given"),
+        typer.Option(help="of how frequent characters are, in joint search with --lm; the model's own if not given"),
     ] = None,
     fold_phones: Annotated[bool, typer.Option(help="score TIMIT's phones as 39 classes; WER is then PER")] = False,
     threads: Annotated[int, typer.Option(help="CPU threads; the real-time factor is per these")] = 1,
@@ -206,7 +208,8 @@ def evaluate(
         if limit:
             corpus = corpus.subset(list(range(min(limit, len(corpus.utterances)))))
         language_model = WordLanguageModel.load(lm, checkpoint.tokenizer) if lm else None
-        how = searches.asked_for(beam, joint, settle, options, language_model) or decoding
+        search = checkpoint.config.search
+        how = searches.asked_for(beam, joint, settle, options, language_model, search) or decoding
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task("evaluating", total=len(corpus.utterances))
             fold = phones.fold_phones if fold_phones else str
@@ -260,7 +263,7 @@ def calibrate(
         if picture is not None and picture.suffix not in (".png", ".svg"):
             raise _fail(f"{picture}: a picture is .png or .svg")
         ways: dict[str, Decoding | Beam] = {"live": "online"}
-        if files := joint_search(checkpoint.tokenizer, JointConfig().width):
+        if files := joint_search(checkpoint.config.search, checkpoint.tokenizer, JointConfig().width):
             ways["files"] = Beam(*files)
         fitted, found = [], {}
         with Progress(console=console, transient=True) as bar:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from mocha_model.beam import BeamConfig
+from mocha_model.config import SearchConfig
 from mocha_model.joint import JointConfig
 from mocha_model.language import WordLanguageModel
 from mocha_model.recognizer import LANGUAGE_WEIGHT, joint_fusion
@@ -42,14 +43,22 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def asked_for(
-    beam: int, joint: int, settle: bool, options: dict[str, Any], language: WordLanguageModel | None
+    beam: int,
+    joint: int,
+    settle: bool,
+    options: dict[str, Any],
+    language: WordLanguageModel | None,
+    config: SearchConfig,
 ) -> Beam | None:
-    """Beam search of so many hypotheses, or joint search of so many prefixes, with what was given; None for greedy."""
+    """Beam search of so many hypotheses, or joint search of so many prefixes, with what was given; None for greedy.
+
+    `config` is what the model wants of joint search where nothing was given.
+    """
     told = given(options)
     weights = {new: told.pop(name) for name, new in LANGUAGE_OPTIONS.items() if name in told}
     if joint:
-        fusion = joint_fusion(language, **weights) if language else Fusion(())
-        return Beam(JointConfig(joint, **told), fusion, settle)
+        fusion = joint_fusion(language, **{"prior_weight": config.prior_weight} | weights) if language else Fusion(())
+        return Beam(JointConfig(joint, **{"length_bonus": config.length_bonus} | told), fusion, settle)
     if beam:
         weight = weights.get("weight", LANGUAGE_WEIGHT)
         return Beam(BeamConfig(beam, **told), Fusion(((weight, language),) if language else ()))

@@ -73,15 +73,16 @@ def grown(model: SpeechModel, config: ModelConfig) -> SpeechModel:
     weights are 0 (Net2Net, Chen et al. 2016, copies units instead). In evaluation mode.
 
     Raises:
-        ValueError: `config` is not `model`'s but for dropout and wider LSTM layers with wider projections.
+        ValueError: `config` is not `model`'s but for dropout, wider LSTM layers with wider projections and how it is
+            searched.
 
     """
-    may_differ = ("lstm_sizes", "projection_size", "dropout")
+    may_differ = ("lstm_sizes", "projection_size")
     changes = {name: getattr(config.encoder, name) for name in may_differ}
     same = model.config.model_copy(update={"encoder": model.config.encoder.model_copy(update=changes)})
     wider = SpeechModel(config).eval()
     old, new = model.state_dict(), wider.state_dict()
-    if same != config or old.keys() != new.keys():
+    if same.network() != config.network() or old.keys() != new.keys():
         raise ValueError("a network can only be grown in the widths of its LSTM layers")
     for name, kept in old.items():
         gates = 4 if ".lstm." in name else 1  # whose rows follow one another in an LSTM's weights
