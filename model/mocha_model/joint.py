@@ -6,6 +6,7 @@ decoder attends to the chunk that ends at its frame, as it was trained to along 
 Moritz, Hori & Le Roux 2019), and says how likely it is. Streaming and stable like `beam`.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +34,8 @@ class JointConfig:
         threshold: prefixes this much worse than the best one (natural logarithm) are dropped.
         length_bonus: added per symbol.
         patience: frames, as of `BeamConfig`, but always a number; a stream keeps the memory of so many.
+        caution: per frame. A symbol that may wait for n more frames is emitted already where the prefixes without it
+            have less than exp(-caution n) of the probability, and these are dropped; inf: where there are none.
 
     """
 
@@ -40,6 +43,7 @@ class JointConfig:
     threshold: float = 12.0
     length_bonus: float = 0.0
     patience: int = 200
+    caution: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class JointSearch(WideSearch):
         self.joint = joint or JointConfig()
         width, patience = self.joint.width, self.joint.patience
         window = patience + decoder.attention.chunk_width
-        super().__init__(decoder, config, space_id, width, patience, window, fusion)
+        super().__init__(decoder, config, space_id, width, patience, window, fusion, self.joint.caution)
 
     def keys_of(self, memory: Tensor) -> Tensor:
         """Nothing: the decoder projects what it attends to."""

@@ -28,6 +28,7 @@ from mocha_model.wide import WideSearch
 
 BUNDLED_LANGUAGE = BUNDLED.with_name("language.safetensors")
 LANGUAGE_WEIGHT = 1.0
+LIVE_CAUTION = 0.4  # see `JointConfig`; of live text, which is not to wait longer than it has to
 JOINT_PHRASE_BONUS = 1.5  # per character of a phrase: it is up against the language model
 
 
@@ -55,6 +56,11 @@ def joint_search(
             raise
         return None
     return JointConfig(width, length_bonus=config.length_bonus), joint_fusion(model, config.prior_weight)
+
+
+def live_joint(config: JointConfig, patience: int) -> JointConfig:
+    """`config` for live text: with `patience` (frames), and no more caution than that takes."""
+    return replace(config, patience=patience, caution=LIVE_CAUTION)
 
 
 def joint_fusion(model: WordLanguageModel, prior_weight: float, weight: float = LANGUAGE_WEIGHT) -> Fusion:
@@ -126,14 +132,14 @@ class Recognizer:
         """The same model behind a `joint_search`: slower, and reads far better. Raises LanguageModelError.
 
         Characters are emitted when all prefixes agree on them, mostly at the end of a sentence, and 200 frames after
-        their own at the latest; or, with `patience_s`, after so long, rounded down to whole frames. Greedy where there
-        is no language model.
+        their own at the latest; or, with `patience_s`, after so long, rounded down to whole frames, at the latest, and
+        before where they are likely enough. Greedy where there is no language model.
         """
         if (found := joint_search(self.config.search, self.tokenizer, width, language)) is None:
             return self._greedy()
         config, fusion = found
         if patience_s is not None:
-            config = replace(config, patience=int(patience_s * self.sample_rate) // self.frame_samples)
+            config = live_joint(config, int(patience_s * self.sample_rate) // self.frame_samples)
         parts = (self.model, self.tokenizer, self.provenance, config, fusion, self._joint_phrases())
         return Recognizer(*parts, self.file_calibration or self.calibration)
 

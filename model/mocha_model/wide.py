@@ -1,10 +1,12 @@
 """What searches with several hypotheses share: frames, segments, and which symbols have become certain.
 
 After each frame the best few hypotheses of a stream survive. What all of them agree on is stable and is emitted; it is
-never retracted. Which hypotheses there are, and what they score, is for `beam` and `joint` to say. Knows nothing of
-samples or text.
+never retracted. A search may be asked to wait no longer than its patience, and to tell before what is likely enough;
+hypotheses that contradict it are dropped then. Which hypotheses there are, and what they score, is for `beam` and
+`joint` to say. Knows nothing of samples or text.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any
@@ -70,13 +72,18 @@ class WideSearch(ABC):
         patience: int | None,
         window: int,
         fusion: Fusion | None,
+        caution: float = math.inf,
     ) -> None:
-        """`width` hypotheses, each frame with the `window` frames up to it; `patience` as of `beam.BeamConfig`."""
+        """`width` hypotheses, each frame with the `window` frames up to it.
+
+        `patience` is as of `beam.BeamConfig`, `caution` as of `joint.JointConfig`.
+        """
         if not decoder.attention.is_online:
             raise OfflineModelError("softmax attention is offline: it cannot be streamed (decode it softly)")
         self.decoder, self.attention, self.energies = decoder, decoder.attention, decoder.attention.energies
         self.config, self.space_id = config, space_id
         self.width, self.patience, self.window, self.fusion = width, patience, window, fusion or Fusion(())
+        self.caution = caution
 
     @abstractmethod
     def keys_of(self, memory: Tensor) -> Tensor:
@@ -228,8 +235,8 @@ class WideSearch(ABC):
     ) -> WideState:
         """Emit what all hypotheses of a row share, and forget it.
 
-        Those that contradict the best one are dropped first: in what cannot wait, or where the suffix has no room for
-        what a frame, or `room` symbols, may add.
+        Those that contradict the best one are dropped first: in what cannot wait or is likely enough, or where the
+        suffix has no room for what a frame, or `room` symbols, may add.
         """
         h = state.hypotheses
         best = best_of(h.score)
@@ -246,6 +253,8 @@ class WideSearch(ABC):
             overdue = overdue | (h.frames <= (state.num_frames - 1 - self.patience)[:, None, None])
         due = (overdue & written).int().cumprod(2).sum(2)  # [B, W] symbols that cannot wait
         alive = kept & (due == due.gather(1, best[:, None])) & (same >= due)
+        if self.patience is not None and self.caution < math.inf:
+            alive &= same >= self._likely(h.score.masked_fill(~alive, -torch.inf), same, h, best, state.num_frames - 1)
         h = replace(h, score=h.score.masked_fill(~alive, -torch.inf))
         agreed = (shared | ~alive[..., None]).all(1).int().cumprod(1).sum(1) * real  # [B]
         if not agreed.any():
@@ -255,6 +264,22 @@ class WideSearch(ABC):
         told = h.frames[row, best, (agreed - 1).clamp(min=0)] * (agreed > 0)
         left = forget_first(state.hypotheses, agreed)  # what comes next comes no earlier than what was told
         return replace(state, hypotheses=replace(left, frames=torch.maximum(left.frames, told[:, None, None])))
+
+    def _likely(self, score: Tensor, same: Tensor, h: Any, best: Tensor, now: Tensor) -> Tensor:
+        """How many symbols [B, 1] of the `best` [B] hypotheses are likely enough to be told at frames `now` [B].
+
+        One that may wait for n more frames has to be shared by hypotheses that have all but exp(-caution n) of the
+        probability, as `score` [B, W] distributes it; `same` [B, W] is how many symbols each shares with the best.
+        """
+        share = score.softmax(1)
+        nothing = share.new_zeros(len(best), MAX_UNSTABLE + 1)
+        without = nothing.scatter_add(1, same, share).cumsum(1)[:, :-1]  # [B, L] what those have that lack each symbol
+        row = torch.arange(len(best), device=best.device)
+        left = h.frames[row, best] + self.patience - now[:, None]  # [B, L]
+        place = torch.arange(MAX_UNSTABLE, device=best.device)
+        sure = (without < torch.exp(-self.caution * left)) & (place < h.length[row, best, None])
+        count: Tensor = sure.int().cumprod(1).sum(1, keepdim=True)
+        return count
 
     def _tell(self, state: WideState, count: Tensor, symbols: list[Symbol], values: Tensor) -> WideState:
         """Emit the first `count` [B] symbols of each row's best hypothesis; no leading or double spaces."""

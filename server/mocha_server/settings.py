@@ -28,7 +28,7 @@ class Settings(BaseSettings):
     )
     live_beam: int = Field(0, ge=0, le=512, description="hypotheses for live streams; 0 reads them greedily")
     live_patience_ms: float = Field(
-        480.0, ge=80, le=10_000, description="with live_beam: a character is emitted at most so long after its frame"
+        800.0, ge=80, le=10_000, description="with live_beam: a character is emitted at most so long after its frame"
     )
     final_beam: int = Field(
         0,

@@ -9,7 +9,6 @@ import argparse
 import json
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from rich.table import Table
 from mocha_model.checkpoint import Checkpoint, load_checkpoint
 from mocha_model.emissions import text_of
 from mocha_model.joint import JointConfig
-from mocha_model.recognizer import Recognizer, joint_search
+from mocha_model.recognizer import Recognizer, joint_search, live_joint
 from mocha_model.scorers import PhraseBook
 from mocha_training.data import Corpus, load_corpus
 
@@ -40,7 +39,7 @@ def measure(
     searching = joint_search(checkpoint.config.search, checkpoint.tokenizer, width) if width else None
     config, fusion = searching or (None, None)
     if config and patience is not None:
-        config = replace(config, patience=patience)
+        config = live_joint(config, patience)
     recognizer = Recognizer(checkpoint.model, checkpoint.tokenizer, None, config, fusion, phrases=book)
     rng, all_rare = np.random.default_rng(0), sorted(rare)
     found = spoken = imagined = 0
@@ -77,7 +76,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", type=Path, help="checkpoint; the bundled one if not given")
     parser.add_argument("--joint", type=int, default=JointConfig().width, help="prefixes of joint search")
-    parser.add_argument("--patience", type=int, help="frames, of joint search; none if not given")
+    parser.add_argument("--patience", type=int, help="frames, of joint search of live text; none if not given")
     parser.add_argument("--others", type=int, default=50, help="phrases of each list that are not spoken")
     parser.add_argument("--limit", type=int, default=0, help="only so many utterances")
     parser.add_argument("--out", type=Path, default=Path("docs/phrases.json"))

@@ -34,7 +34,7 @@ from mocha_server.serving import keep_memory
 from mocha_server.settings import FILE_BEAM, Settings
 
 PIECE = 1600  # samples; 100 ms
-LIVE_BEAM = 32
+LIVE_BEAM = 64
 
 
 @dataclass(frozen=True)

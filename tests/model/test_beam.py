@@ -40,7 +40,10 @@ def test_one_hypothesis_is_greedy_search(lively: Recognizer):
 
 @pytest.mark.parametrize(
     "config",
-    [BeamConfig(6, 5.0), JointConfig(6, 5.0), BeamConfig(6, 5.0, patience=3), JointConfig(6, 5.0, patience=3)],
+    [
+        *(BeamConfig(6, 5.0), BeamConfig(6, 5.0, patience=3)),
+        *(JointConfig(6, 5.0), JointConfig(6, 5.0, patience=3), JointConfig(6, 5.0, patience=8, caution=0.3)),
+    ],
 )
 def test_chunks_and_company_change_nothing_and_nothing_is_retracted(
     lively: Recognizer, config: BeamConfig | JointConfig

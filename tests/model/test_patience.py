@@ -1,8 +1,13 @@
 """Patience: what a beam emits so many frames after its own at the latest, and what is dropped for it."""
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.model.test_beam import sound
@@ -10,8 +15,10 @@ from tests.model.test_revised import speech
 
 from mocha_model.beam import BeamConfig
 from mocha_model.emissions import Emission, text_of
-from mocha_model.joint import JointConfig
-from mocha_model.recognizer import Recognizer
+from mocha_model.joint import JointConfig, JointSearch
+from mocha_model.recognizer import Recognizer, joint_search
+from mocha_model.search import Symbol
+from mocha_model.wide import WideState
 
 Make = Callable[..., BeamConfig | JointConfig]
 WRITING = partial(JointConfig, length_bonus=1.2)  # much, so that there is something to wait for
@@ -22,7 +29,7 @@ def waits(emissions: list[Emission]) -> list[int]:
     return [e.certain - e.frame for e in emissions if e.certain is not None and not e.end_of_segment]
 
 
-@pytest.mark.parametrize("kind", [BeamConfig, WRITING])
+@pytest.mark.parametrize("kind", [BeamConfig, WRITING, partial(WRITING, caution=0.3)])
 def test_no_character_waits_longer(lively: Recognizer, kind: Make):
     samples = sound(60_000)
     longest = []
@@ -70,7 +77,74 @@ def test_patience_is_given_in_seconds_and_counted_in_frames(bundled: Recognizer)
     found = {
         seconds: bundled.searching(4, patience_s=seconds).transcribe(samples) for seconds in (0.08, 0.119, 0.48, None)
     }
-    assert max(waits(found[0.08])) == max(waits(found[0.119])) == 2
+    assert max(waits(found[0.08])) == max(waits(found[0.119])) <= 2
     assert 2 < max(waits(found[0.48])) <= 12 < max(waits(found[None]))
     assert text_of(found[0.08]) != text_of(found[None])
     assert [(e.text, e.frame) for e in found[0.08]] == [(e.text, e.frame) for e in found[0.119]]
+
+
+class Judged(JointSearch):
+    """A search each of whose decisions is judged by the definition; `early` counts those that took less caution."""
+
+    early = 0
+
+    def _tell_stable(
+        self, state: WideState, symbols: list[Symbol], real: torch.Tensor, values: torch.Tensor, room: int = 0
+    ) -> WideState:
+        after = super()._tell_stable(state, symbols, real, values, room)
+        now = int(state.num_frames[0]) - 1
+        told, agreed = by_definition(state.hypotheses, now, self.joint.patience, self.joint.caution)
+        self.early += told > agreed
+        best = int(state.hypotheses.score[0].argmax())
+        assert int(state.hypotheses.length[0, best] - after.hypotheses.length[0, best]) == told
+        return after
+
+
+def by_definition(h: Any, now: int, patience: int, caution: float) -> tuple[int, int]:
+    """How many symbols of its one row are told at frame `now`, and how many would be if none might contradict them."""
+    prefixes = []
+    for k in range(h.score.shape[1]):
+        length, score = int(h.length[0, k]), float(h.score[0, k])
+        if score > -math.inf:
+            prefixes.append((score, h.tokens[0, k, :length].tolist(), h.frames[0, k, :length].tolist()))
+    _, lead, frames = max(prefixes)
+    due = [sum(frame <= now - patience for frame in own) for _, _, own in prefixes]
+    must = sum(frame <= now - patience for frame in frames)
+    left = [p for p, own in zip(prefixes, due, strict=True) if own == must and p[1][:must] == lead[:must]]
+    total = sum(math.exp(score) for score, *_ in left)
+    likely = 0
+    while likely < len(lead):
+        without = sum(math.exp(score) for score, own, _ in left if own[: likely + 1] != lead[: likely + 1])
+        if without / total >= math.exp(-caution * (frames[likely] + patience - now)):
+            break
+        likely += 1
+
+    def shared(count: int) -> int:
+        """How much is common to all prefixes that begin with the first `count` symbols."""
+        able = [own for _, own, _ in left if own[:count] == lead[:count]]
+        return max(n for n in range(len(lead) + 1) if all(own[:n] == lead[:n] for own in able))
+
+    return shared(likely), shared(must)
+
+
+@pytest.mark.parametrize("caution", [0.1, 0.4, 1.0])
+@torch.inference_mode()
+def test_what_is_likely_enough_is_told_and_what_contradicts_it_dropped(bundled: Recognizer, caution: float):
+    found, fusion = joint_search(bundled.config.search, bundled.tokenizer, 12) or pytest.fail("no language model")
+    model, config = bundled.model, replace(found, patience=15, caution=caution)
+    search = Judged(model.decoder, model.config.decoder, bundled.tokenizer.space_id, config, fusion)
+    samples = speech("weather", "suit")[None]
+    memory, num_frames = model.encode(*model.features(samples, torch.tensor([samples.shape[1]])))
+    symbols, _ = search.step(memory, model.ctc(memory), num_frames, search.init_state(1))
+    assert len(symbols) > 40 and search.early > 10
+
+
+def test_less_caution_is_sooner(bundled: Recognizer):
+    samples, spent = speech("weather", "suit"), []
+    for caution in (math.inf, 0.6, 0.3, 0.1):
+        found, fusion = joint_search(bundled.config.search, bundled.tokenizer, 12) or pytest.fail("no language model")
+        config = replace(found, patience=20, caution=caution)
+        late = waits(Recognizer(bundled.model, bundled.tokenizer, None, config, fusion).transcribe(samples))
+        assert max(late) <= 20
+        spent.append(np.mean(late))
+    assert all(before > after + 1 for before, after in pairwise(spent)), spent

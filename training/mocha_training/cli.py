@@ -18,7 +18,7 @@ from rich.table import Table
 from mocha_model.checkpoint import Checkpoint, CheckpointError, calibrate_checkpoint, load_checkpoint
 from mocha_model.joint import JointConfig
 from mocha_model.language import LanguageModelError, WordLanguageModel
-from mocha_model.recognizer import LANGUAGE_WEIGHT, joint_search
+from mocha_model.recognizer import LANGUAGE_WEIGHT, LIVE_CAUTION, joint_search
 from mocha_model.search import OfflineModelError
 from mocha_model.tokenizer import Units, normalize_text
 from mocha_training import calibrate as confidence
@@ -181,6 +181,10 @@ def evaluate(
     patience: Annotated[
         int | None, typer.Option(help="frames after which a character is emitted at the latest, in either search")
     ] = None,
+    caution: Annotated[
+        float | None,
+        typer.Option(help=f"in joint search, before patience ends; {LIVE_CAUTION} in live text, else none"),
+    ] = None,
     threshold: Annotated[float | None, typer.Option(help="at which either search prunes")] = None,
     length_bonus: Annotated[
         float | None, typer.Option(help="per symbol, in either; in joint search the model's own if not given")
@@ -199,7 +203,7 @@ def evaluate(
 ) -> None:
     """WER, CER, CTC branch, emission latency against a CTC forced alignment, token counts and real-time factor."""
     torch.set_num_threads(threads)
-    options = {"threshold": threshold, "length_bonus": length_bonus, "patience": patience}
+    options = {"threshold": threshold, "length_bonus": length_bonus, "patience": patience, "caution": caution}
     options |= {"selection_weight": selection_weight, "lm_weight": lm_weight, "prior_weight": prior_weight}
     try:
         searches.refuse_useless(beam, joint, settle, options | {"lm": lm, "decoding": decoding})
