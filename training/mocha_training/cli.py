@@ -181,23 +181,15 @@ def evaluate(
     patience: Annotated[
         int | None, typer.Option(help="frames after which a character is emitted at the latest, in either search")
     ] = None,
-    caution: Annotated[
-        float | None,
-        typer.Option(help=f"in joint search, before patience ends; {LIVE_CAUTION} in live text, else none"),
-    ] = None,
+    caution: Annotated[float | None, typer.Option(help=f"before patience ends; live text has {LIVE_CAUTION}")] = None,
     threshold: Annotated[float | None, typer.Option(help="at which either search prunes")] = None,
-    length_bonus: Annotated[
-        float | None, typer.Option(help="per symbol, in either; in joint search the model's own if not given")
-    ] = None,
+    length_bonus: Annotated[float | None, typer.Option(help="per symbol, in either; joint: the model's own")] = None,
     selection_weight: Annotated[float | None, typer.Option(help="of the path's decisions, in beam search")] = None,
     lm: Annotated[Path | None, typer.Option(help="language model of `train-lm`, for either")] = None,
     lm_weight: Annotated[
         float | None, typer.Option(help=f"of the language model; {LANGUAGE_WEIGHT} if not given")
     ] = None,
-    prior_weight: Annotated[
-        float | None,
-        typer.Option(help="of how frequent characters are, in joint search with --lm; the model's own if not given"),
-    ] = None,
+    prior_weight: Annotated[float | None, typer.Option(help="of how frequent characters are; the model's own")] = None,
     fold_phones: Annotated[bool, typer.Option(help="score TIMIT's phones as 39 classes; WER is then PER")] = False,
     threads: Annotated[int, typer.Option(help="CPU threads; the real-time factor is per these")] = 1,
 ) -> None:
