@@ -85,10 +85,14 @@ class BeamSearch(WideSearch):
         window = decoder.attention.chunk_width
         super().__init__(decoder, config, space_id, self.beam.width, self.beam.patience, window, fusion)
 
-    def keys_of(self, memory: Tensor) -> Tensor:
+    def keys_of(self, memory: Tensor, phones: Tensor | None = None) -> Tensor:
         """The memory's part of the energies."""
         keys: Tensor = self.energies.memory_projection(memory)
         return keys
+
+    def no_keys(self, batch_size: int, like: Tensor) -> Tensor:
+        """Zeros."""
+        return like.new_zeros(batch_size, self.key_window - 1, self.energies.memory_projection.out_features)
 
     def _follower(self, start: Tensor) -> tuple[()]:
         return ()

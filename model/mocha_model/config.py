@@ -75,6 +75,18 @@ class EncoderConfig(BaseModel):
         return int(2 ** (len(self.conv_channels) + len(self.time_reduction_after)))
 
     @property
+    def has_layer_below(self) -> bool:
+        """Whether the last layer is given what another layer puts out, frame by frame."""
+        return len(self.lstm_sizes) > 1 and not {len(self.lstm_sizes) - 1, len(self.lstm_sizes)} & {
+            *self.time_reduction_after
+        }
+
+    @property
+    def size_below(self) -> int:
+        """Values of a frame that the last layer is given, where it `has_layer_below`."""
+        return self.projection_size or self.lstm_sizes[-2]
+
+    @property
     def output_size(self) -> int:
         """Values of an encoder frame."""
         return self.projection_size or self.lstm_sizes[-1]
@@ -124,6 +136,8 @@ class SearchConfig(BaseModel):
         0.5, description="power of the frequencies of characters that posteriors are divided by"
     )
     length_bonus: float = Field(1.2, description="added per symbol, natural logarithm")
+    phone_weight: float = Field(0.3, gt=0, description="of what a head of phones says of each word, if there is one")
+    phone_bonus: float = Field(0.3, description="added per phone of a word, natural logarithm")
 
 
 class ModelConfig(BaseModel):
@@ -137,14 +151,23 @@ class ModelConfig(BaseModel):
     attention: AttentionConfig = AttentionConfig()
     decoder: DecoderConfig = DecoderConfig()
     search: SearchConfig = SearchConfig()
+    phones: tuple[str, ...] = Field(
+        (), description="what a second CTC head, below the last layer, reads: label n is the n-th, from 1 on"
+    )
+
+    @model_validator(mode="after")
+    def _phones_have_a_layer(self) -> Self:
+        if self.phones and not self.encoder.has_layer_below:
+            raise ValueError("a head of phones is below the last of at least two LSTM layers of one frame rate")
+        return self
 
     def with_dropout(self, dropout: float) -> "ModelConfig":
         """The same network with another dropout in its encoder, which no weight depends on."""
         return self.model_copy(update={"encoder": self.encoder.model_copy(update={"dropout": dropout})})
 
     def network(self) -> "ModelConfig":
-        """Without what no weight depends on, so that networks can be compared."""
-        return self.with_dropout(0.0).model_copy(update={"search": SearchConfig()})
+        """Without a head of phones and what no weight depends on, so that networks can be compared."""
+        return self.with_dropout(0.0).model_copy(update={"search": SearchConfig(), "phones": ()})
 
     def with_attention(self, **changes: object) -> "ModelConfig":
         """The same network with another attention; raises ValidationError (a ValueError) for what there is not."""

@@ -236,13 +236,22 @@ class Encoder(nn.Module):
 
     def step(self, x: Tensor, num_valid: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
         """[B, F, num_features] -> [B, T, D]."""
+        memory, _, num_valid, state = self.step_both(x, num_valid, state)
+        return memory, num_valid, state
+
+    def step_both(
+        self, x: Tensor, num_valid: Tensor, state: tuple[Any, ...]
+    ) -> tuple[Tensor, Tensor, Tensor, tuple[Any, ...]]:
+        """As `step`, with what the last layer is given, [B, T, D'], after the memory."""
         x, new_state = x.reshape(*x.shape[:2], self.num_maps, self.num_bins).transpose(2, 3), []
+        below = x
         for layer, layer_state in zip((*self.grid, *self.stack), state, strict=True):
             if layer is self.stack[0]:
                 x = x.flatten(2)
+            below = x
             x, num_valid, layer_state = layer.step(x, num_valid, layer_state)
             new_state.append(layer_state)
-        return x, num_valid, tuple(new_state)
+        return x, below, num_valid, tuple(new_state)
 
     def forward(self, x: Tensor, num_valid: Tensor) -> tuple[Tensor, Tensor]:
         """Whole utterances; equals `step` from the initial state (and is tested to)."""

@@ -3,7 +3,8 @@
 CTC prefix search (Graves et al. 2006, section 3.2; Hannun et al. 2014) says at which frame a symbol may be written, and
 a language model may overrule the CTC branch, whose posteriors may be divided by a prior. Once a symbol is certain the
 decoder attends to the chunk that ends at its frame, as it was trained to along the CTC path (triggered attention:
-Moritz, Hori & Le Roux 2019), and says how likely it is. Streaming and stable like `beam`.
+Moritz, Hori & Le Roux 2019), and says how likely it is. Where the model has a head of phones, each word is scored by
+how it sounds as well, when it is complete (`pronounced`). Streaming and stable like `beam`.
 """
 
 import math
@@ -16,6 +17,8 @@ from torch import Tensor
 from mocha_model.config import DecoderConfig
 from mocha_model.decoder import Decoder
 from mocha_model.hypotheses import MAX_UNSTABLE, Hypotheses, append
+from mocha_model.language import WordLanguageModel
+from mocha_model.pronounced import ASTRAY, LEAST, REACH, WordReader
 from mocha_model.scorers import Fusion
 from mocha_model.search import Symbol
 from mocha_model.streaming import gather_rows, map_state, scatter_rows, where_rows
@@ -58,6 +61,7 @@ class Prefixes(Hypotheses):
             the last symbol.
         added: float32, what scorers and bonus add.
         name, stem: int64, hashes of the symbols, and of all but the last.
+        sounds: `Heard` of the words so far; nothing without a head of phones.
 
     """
 
@@ -66,6 +70,7 @@ class Prefixes(Hypotheses):
     added: Tensor
     name: Tensor
     stem: Tensor
+    sounds: Any
 
 
 class JointSearch(WideSearch):
@@ -82,17 +87,32 @@ class JointSearch(WideSearch):
         self.joint = joint or JointConfig()
         width, patience = self.joint.width, self.joint.patience
         window = patience + decoder.attention.chunk_width
-        super().__init__(decoder, config, space_id, width, patience, window, fusion, self.joint.caution)
+        words = fusion.words if fusion else None
+        reach = REACH + 1 if words else 0
+        super().__init__(decoder, config, space_id, width, patience, window, fusion, self.joint.caution, reach)
 
-    def keys_of(self, memory: Tensor) -> Tensor:
-        """Nothing: the decoder projects what it attends to."""
-        return memory[..., :0]
+    def keys_of(self, memory: Tensor, phones: Tensor | None = None) -> Tensor:
+        """The phones' log-probabilities, if words are scored by them: the decoder projects what it attends to."""
+        if self.fusion.words is None:
+            return memory[..., :0]
+        assert phones is not None, "words are scored by phones that are not given"
+        return phones
+
+    def no_keys(self, batch_size: int, like: Tensor) -> Tensor:
+        """Blanks."""
+        words = self.fusion.words
+        nothing = like.new_full((batch_size, self.key_window - 1, words.num_labels if words else 0), LEAST)
+        nothing[..., : Tokenizer.blank_id + 1] = 0
+        return nothing
 
     def _fresh(self, start: Tensor, scorers: tuple[Any, ...]) -> Prefixes:
         nothing = self._nothing(start, scorers)
         score, name = nothing["score"], torch.zeros_like(nothing["length"])
         none = torch.zeros_like(score)
-        return Prefixes(**nothing, blank=score.clone(), label=none - torch.inf, added=none, name=name, stem=name - 1)
+        words = self.fusion.words
+        sounds = words.init_state(start.repeat_interleave(self.width)) if words else ()
+        own = {"blank": score.clone(), "label": none - torch.inf, "added": none, "name": name, "stem": name - 1}
+        return Prefixes(**nothing, **own, sounds=sounds)
 
     def _follower(self, start: Tensor) -> Follower:
         first = torch.full_like(start, Tokenizer.sos_id)
@@ -155,7 +175,7 @@ class JointSearch(WideSearch):
         written[:, : Tokenizer.first_id] = -torch.inf
         written[silent.repeat_interleave(self.width)] = -torch.inf
         stayed, written = self._meet(stayed, written, heard_again, frames)
-        return self._grow(active, _scored(stayed), written, heard, frames)
+        return self._grow(active, _scored(stayed), written, heard, frames, keys)
 
     def _level(self, h: Prefixes) -> Prefixes:
         """`h` with 0 for the best prefix of each row, so that numbers stay small; what has no score has nothing."""
@@ -197,10 +217,12 @@ class JointSearch(WideSearch):
 
         return replace(h, p=timed(h.p, p), frames=timed(h.frames, frames[:, None])), written
 
-    def _grow(self, before: Prefixes, h: Prefixes, written: Tensor, heard: Tensor, frames: Tensor) -> Prefixes:
+    def _grow(
+        self, before: Prefixes, h: Prefixes, written: Tensor, heard: Tensor, frames: Tensor, keys: Tensor
+    ) -> Prefixes:
         """Choose among the prefixes `h` as they are and all that `written` [B W, V] makes of them as they were.
 
-        `heard` [B, V] are the CTC branch's own probabilities.
+        `heard` [B, V] are the CTC branch's own probabilities, `keys` [B, w, P] those of phones, as logarithms.
         """
         width, vocab = self.width, written.shape[1]
         added = h.added[:, None].expand_as(written) + self.joint.length_bonus + self.fusion.scores(h.scorers)
@@ -226,22 +248,59 @@ class JointSearch(WideSearch):
         new: Prefixes = where_rows(grows, longer, stayed)
         at = grows.nonzero()[:, 0]
         # Into `stayed`, which is a copy: `where_rows` has left what is the same in both.
-        scatter_rows(new.scorers, at, self.fusion.advance(gather_rows(stayed.scorers, at), token[at]))
-        return replace(new, score=score)
+        unwritten = gather_rows(stayed.scorers, at)
+        scorers = self.fusion.advance(unwritten, token[at])
+        scatter_rows(new.scorers, at, scorers)
+        new = replace(new, score=score)
+        return self._sounded(new, at, unwritten, scorers, keys) if self.fusion.words and len(at) else new
+
+    def _sounded(
+        self, h: Prefixes, at: Tensor, before: tuple[Any, ...], after: tuple[Any, ...], keys: Tensor
+    ) -> Prefixes:
+        """`h` [B W, ...] with what prefixes `at` [R] gain by how their words sound.
+
+        Scorers are `before` and `after` the newest symbol, [R, ...]; the sounds of `h` are changed in place.
+        """
+        words, language = self._words()
+        gain = torch.where(language.astray(after[0]), ASTRAY, h.added.new_zeros(len(at)))
+        ends = language.completed(before[0], after[0]).nonzero()[:, 0]
+        if len(ends):
+            rows = at[ends]
+            log_probs = keys[rows // self.width, -REACH:]
+            word, now = after[0].previous[ends], h.last_emission[rows]
+            sounds, gain[ends] = words.read(gather_rows(h.sounds, rows), word, log_probs, now)
+            scatter_rows(h.sounds, rows, sounds)
+        return replace(h, added=h.added.index_add(0, at, gain), score=h.score.index_add(0, at, gain))
+
+    def _words(self) -> tuple[WordReader, WordLanguageModel]:
+        """What is asked how words sound, and what knows the words."""
+        language = self.fusion.parts[0][1]
+        assert self.fusion.words is not None and isinstance(language, WordLanguageModel)
+        return self.fusion.words, language
 
     def _strict(self, score: Tensor) -> Tensor:
         """`score` [B, W] without what is too much worse than the best of its row, [B W]."""
         good = score >= score.max(dim=1, keepdim=True).values - self.joint.threshold
         return torch.where(good, score, -torch.inf).flatten()
 
-    def close(self, rows: Tensor, state: WideState, frame: Tensor, symbols: list[Symbol], values: Tensor) -> WideState:
+    def close(
+        self, rows: Tensor, state: WideState, frame: Tensor, symbols: list[Symbol], keys: Tensor, values: Tensor
+    ) -> WideState:
         """As in `WideSearch`, of prefixes that may end a sentence here."""
         h = state.hypotheses
+        if self.fusion.words and rows.any():
+            at = rows.nonzero()[:, 0]
+            words, language = self._words()
+            ending: Prefixes = map_state(lambda x: x[at].flatten(0, 1), h)
+            newest, width = (state.num_frames - 1)[at].repeat_interleave(self.width), self.width
+            log_probs = keys[at, -REACH:].repeat_interleave(width, 0)
+            gain = words.close(ending.sounds, language.unfinished(ending.scorers[0]), log_probs, newest)
+            h = replace(h, score=h.score.index_add(0, at, gain.view(-1, width)))
         worth = self.fusion.scores(map_state(lambda x: x.flatten(0, 1), h.scorers))
         if isinstance(worth, Tensor):
             h = replace(h, score=h.score + worth[:, Tokenizer.eos_id].view_as(h.score))
         state = replace(state, hypotheses=where_rows(rows, h, state.hypotheses))
-        return super().close(rows, state, frame, symbols, values)
+        return super().close(rows, state, frame, symbols, keys, values)
 
 
 def _scored(h: Prefixes) -> Prefixes:

@@ -19,6 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
+from mocha_model.prefix_tree import prefix_tree
+from mocha_model.pronounced import Lexicon
 from mocha_model.streaming import gather_rows, map_state, scatter_rows
 from mocha_model.tokenizer import Tokenizer
 from mocha_model.word_lstm import END, OTHER, Recalled, WordLSTM
@@ -121,10 +123,17 @@ class WordLanguageModel:
 
     FORMAT = "mocha-asr-lm/4"
 
-    def __init__(self, counts: WordCounts, tokenizer: Tokenizer, recurrent: Recurrent | None = None) -> None:
+    def __init__(
+        self,
+        counts: WordCounts,
+        tokenizer: Tokenizer,
+        recurrent: Recurrent | None = None,
+        said: tuple[tuple[str, ...], ...] = (),
+    ) -> None:
+        """`said` are the phones of each of the counts' words, () where they are not known; () if of none."""
         if tokenizer.units != "characters":
             raise VocabularyError("a language model of words needs a recogniser of characters")
-        self.counts, self.recurrent, self._space = counts, recurrent, tokenizer.space_id
+        self.counts, self.recurrent, self.said, self._space = counts, recurrent, said, tokenizer.space_id
         num_words, num_pairs = len(counts.words), len(counts.pairs)
         stride = num_words + 2
         self._end, self._start, self._unknown = num_words, num_words + 1, num_words + 2
@@ -148,6 +157,26 @@ class WordLanguageModel:
         log_probs = torch.from_numpy(self.counts.characters)
         mean = (log_probs.exp() * log_probs).sum()
         return torch.where(log_probs < 0, log_probs - mean, 0.0)
+
+    def lexicon(self, phones: tuple[str, ...]) -> Lexicon | None:
+        """The words' phones as labels; None where they are not known, or are others than `phones`.
+
+        It has no phones for the numbers from V on, which stand for no word.
+        """
+        return Lexicon.of((*self.said, (), (), ()), phones) if self.said else None
+
+    def completed(self, before: LanguageState, after: LanguageState) -> Tensor:
+        """Rows [B] bool that have just written the end of a word, which is then `after`'s `previous`."""
+        return (after.last == self._space) & (before.last != self._space)
+
+    def unfinished(self, state: LanguageState) -> Tensor:
+        """The word [B] int64 that would be complete if it ended here, -1 where none has begun."""
+        device = state.node.device
+        return torch.where(state.last == self._space, -1, self._word(state.node.cpu()).to(device))
+
+    def astray(self, state: LanguageState) -> Tensor:
+        """Rows [B] bool that have written what no word begins with."""
+        return state.node == len(self._bounds) - 1
 
     def init_state(self, batch_size: int, device: torch.device) -> LanguageState:
         """Before the first word of a sentence."""
@@ -263,11 +292,14 @@ class WordLanguageModel:
             word = keys % self._stride
             tensors[f"{name}.words"] = word.astype(np.uint16 if self._stride <= 1 << 16 else np.int32)
             tensors[f"{name}.sizes"] = np.bincount(keys // self._stride).astype(np.int32)
-            tensors[f"{name}.masses"] = np.log(masses).astype(np.float16)
+            with np.errstate(divide="ignore"):  # what has no mass of its own has -inf
+                tensors[f"{name}.masses"] = np.log(masses).astype(np.float16)
         if self.recurrent:
             weights = {name: weight.half().numpy() for name, weight in self.recurrent.lstm.state_dict().items()}
             tensors |= {f"{LSTM_PREFIX}{name}": weight for name, weight in weights.items()}
             tensors["recurrent.words"] = self.recurrent.words.astype(np.int32)
+        if self.said:
+            tensors["said"] = np.frombuffer("\n".join(map(" ".join, self.said)).encode(), dtype=np.uint8)
         metadata = {
             "format": self.FORMAT,
             "vocabulary": json.dumps(tokenizer.symbols, ensure_ascii=False),
@@ -300,10 +332,11 @@ class WordLanguageModel:
             names = ("unigrams", "pairs", "spelling", "characters")
             unigrams, pairs, spelling, characters = (tensors[name] for name in names)
             recurrent = _recurrent(tensors, len(words), float(metadata["share"]))
+            said = _said(tensors, len(words))
         except (KeyError, ValueError, RuntimeError) as error:
             raise LanguageModelError(f"{path}: its parts do not fit together ({error})") from error
         counts = WordCounts(words, unigrams, **tables, pairs=pairs, spelling=spelling, characters=characters)
-        return cls(counts, tokenizer, recurrent)
+        return cls(counts, tokenizer, recurrent, said)
 
 
 def _recurrent(tensors: dict[str, NDArray[Any]], num_words: int, share: float) -> Recurrent | None:
@@ -327,43 +360,16 @@ def _recurrent(tensors: dict[str, NDArray[Any]], num_words: int, share: float) -
     return Recurrent(lstm.eval().requires_grad_(False), own, share)
 
 
+def _said(tensors: dict[str, NDArray[Any]], num_words: int) -> tuple[tuple[str, ...], ...]:
+    """The words' phones among a file's tensors; raises ValueError where they are not those of as many words."""
+    if "said" not in tensors:
+        return ()
+    said = tuple(tuple(line.split()) for line in tensors["said"].tobytes().decode().split("\n"))
+    if len(said) != num_words:
+        raise ValueError(f"{len(said)} words have phones, not {num_words}")
+    return said
+
+
 def _to(device: torch.device, state: LanguageState) -> LanguageState:
     moved: LanguageState = map_state(lambda x: x.to(device), state)
     return moved
-
-
-def prefix_tree(words: list[list[int]], vocab_size: int) -> tuple[Tensor, Tensor]:
-    """The prefixes of `words` (sorted ids) as nodes, 0 the empty one, the last one what no word begins with.
-
-    Returns the node after each symbol, [N, S] int32, and the range of words that each symbol leads to, as the numbers
-    [N, S + 1] int32 where ranges begin; the blank leads to the word that is complete.
-    """
-    lengths = np.array([len(word) for word in words])
-    place = np.arange(lengths.max())
-    letters = np.zeros((len(words), len(place)), dtype=np.int32)  # 0, the blank, is in no word
-    letters[place < lengths[:, None]] = np.concatenate(words)
-    same = (letters[1:] == letters[:-1]) & (letters[1:] != 0)
-    # How many letters each word begins with that the one before begins with too.
-    shared = np.concatenate([[0], same.cumprod(1, dtype=bool).sum(1)])
-    new = (place >= shared[:, None]) & (place < lengths[:, None])
-    number, depth = new.nonzero()  # of each node's first word, of its last letter
-    num_nodes = len(number) + 1
-    nodes = np.zeros(letters.shape, dtype=np.int32)
-    nodes[new] = np.arange(1, num_nodes)
-    nodes = np.maximum.accumulate(nodes)
-    parent = np.where(depth > 0, nodes[number, depth - 1], 0)
-
-    children = np.full((num_nodes + 1, vocab_size), num_nodes, dtype=np.int32)
-    children[parent, letters[number, depth]] = np.arange(1, num_nodes)
-    nothing = np.iinfo(np.int32).max
-    bounds = np.full((num_nodes + 1, vocab_size + 1), nothing, dtype=np.int32)
-    bounds[parent, letters[number, depth]] = number
-    bounds[1:-1, 0] = number
-    bounds[0, [0, -1]] = 0, len(words)
-    for d in place:  # where the words end that begin like the first of a node
-        at = depth == d
-        others = np.append((shared <= d).nonzero()[0], len(words))
-        bounds[1:-1][at, -1] = others[np.searchsorted(others, number[at], side="right")]
-    bounds[-1] = 0
-    bounds = np.minimum.accumulate(bounds[:, ::-1], axis=1)[:, ::-1]
-    return torch.from_numpy(children), torch.from_numpy(np.ascontiguousarray(bounds))

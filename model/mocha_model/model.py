@@ -19,6 +19,7 @@ class SpeechModel(nn.Module):
         self.encoder = Encoder(config.features.num_features, config.features.num_maps, config.encoder)
         self.ctc = nn.Linear(self.encoder.output_size, config.vocab_size)
         self.decoder = Decoder(config)
+        self.phones = nn.Linear(config.encoder.size_below, len(config.phones) + 1) if config.phones else None
 
     def encode(self, frames: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised features [B, F, num_features] to memory [B, T, D] and its lengths [B]."""
@@ -29,6 +30,15 @@ class SpeechModel(nn.Module):
         """Log-probabilities [B, T, V] float32 of the CTC head; blank is id 0."""
         logits: Tensor = self.ctc(memory).float()
         return logits.log_softmax(dim=-1)
+
+    def give_phones(self, phones: tuple[str, ...], head: nn.Linear | None) -> None:
+        """Take `head` as the head of `phones`; none for no phones."""
+        self.config = self.config.model_copy(update={"phones": phones})
+        self.phones = head
+
+    def phone_log_probs(self, below: Tensor) -> Tensor | None:
+        """Log-probabilities [B, T, P] float32 of the head of phones, given what the last layer is; None without one."""
+        return None if self.phones is None else self.phones(below).float().log_softmax(dim=-1)
 
     def teacher_forced(
         self, memory: Tensor, num_memory: Tensor, tokens: Tensor, num_tokens: Tensor, noise_std: float = 0.0

@@ -13,12 +13,13 @@ from torch import Tensor
 from mocha_model.beam import BeamConfig, BeamSearch
 from mocha_model.checkpoint import BUNDLED, CheckpointError, load_checkpoint
 from mocha_model.confidence import Calibration
-from mocha_model.config import SearchConfig
+from mocha_model.config import ModelConfig
 from mocha_model.emissions import Emission
 from mocha_model.features import FeatureState
 from mocha_model.joint import JointConfig, JointSearch
 from mocha_model.language import VocabularyError, WordLanguageModel
 from mocha_model.model import SpeechModel
+from mocha_model.pronounced import WordReader
 from mocha_model.revised import RevisedSearch
 from mocha_model.scorers import PHRASE_BONUS, Fusion, PhraseBook
 from mocha_model.search import GreedySearch, OfflineModelError, Symbol
@@ -42,9 +43,9 @@ class RecognizerState:
 
 
 def joint_search(
-    config: SearchConfig, tokenizer: Tokenizer, width: int, language: Path | None = None
+    config: ModelConfig, tokenizer: Tokenizer, width: int, language: Path | None = None
 ) -> tuple[JointConfig, Fusion] | None:
-    """A joint search of `width` prefixes that a model wants as `config` says, and the language model it is fused with.
+    """A joint search of `width` prefixes that a model of `config` wants, and the language model it is fused with.
 
     `language` is a file of `train-lm`; if not given, the bundled one. None where that is of another vocabulary than
     `tokenizer`: without a language model greedy search reads better. Raises LanguageModelError.
@@ -55,7 +56,7 @@ def joint_search(
         if language:
             raise
         return None
-    return JointConfig(width, length_bonus=config.length_bonus), joint_fusion(model, config.prior_weight)
+    return JointConfig(width, length_bonus=config.search.length_bonus), joint_fusion(model, config)
 
 
 def live_joint(config: JointConfig, patience: int) -> JointConfig:
@@ -63,14 +64,28 @@ def live_joint(config: JointConfig, patience: int) -> JointConfig:
     return replace(config, patience=patience, caution=LIVE_CAUTION)
 
 
-def joint_fusion(model: WordLanguageModel, prior_weight: float, weight: float = LANGUAGE_WEIGHT) -> Fusion:
-    """What a joint search is fused with: a language model, and less of what is frequent without it.
+def joint_fusion(
+    language: WordLanguageModel,
+    config: ModelConfig,
+    prior_weight: float | None = None,
+    weight: float = LANGUAGE_WEIGHT,
+    phone_weight: float | None = None,
+) -> Fusion:
+    """What a joint search of a model of `config` is fused with.
+
+    A language model; how its words sound, where the recogniser has a head of their phones; and less of what is
+    frequent without it. Weights that are not given are those of `config`; a `phone_weight` of 0 is for no phones.
 
     The CTC branch has learned from its transcripts which characters are frequent, and the language model says it again.
     So its posteriors are divided by a power of these frequencies, as those of hybrid recognisers are by priors
     (Bourlard & Morgan 1994).
     """
-    return Fusion(((weight, model),), prior_weight * model.prior())
+    search = config.search
+    prior = (search.prior_weight if prior_weight is None else prior_weight) * language.prior()
+    heard = search.phone_weight if phone_weight is None else phone_weight
+    lexicon = language.lexicon(config.phones) if config.phones and heard else None
+    words = WordReader(lexicon, heard, search.phone_bonus * heard / search.phone_weight) if lexicon else None
+    return Fusion(((weight, language),), prior, words)
 
 
 class Recognizer:
@@ -135,7 +150,7 @@ class Recognizer:
         their own at the latest; or, with `patience_s`, after so long, rounded down to whole frames, at the latest, and
         before where they are likely enough. Greedy where there is no language model.
         """
-        if (found := joint_search(self.config.search, self.tokenizer, width, language)) is None:
+        if (found := joint_search(self.config, self.tokenizer, width, language)) is None:
             return self._greedy()
         config, fusion = found
         if patience_s is not None:
@@ -149,7 +164,7 @@ class Recognizer:
         What is emitted is the same; before the end of a segment come emissions that revise it. As slow as `searching`.
         Raises LanguageModelError. Greedy where there is no language model.
         """
-        if (found := joint_search(self.config.search, self.tokenizer, width, language)) is None:
+        if (found := joint_search(self.config, self.tokenizer, width, language)) is None:
             return self._greedy()
         config, fusion = found
         parts = (self.model, self.tokenizer, self.provenance, None, fusion, self._joint_phrases())
@@ -220,8 +235,9 @@ class Recognizer:
 
         """
         frames, num_frames, features = self.model.features.step(samples, num_valid, state.features)
-        memory, num_memory, encoder = self.model.encoder.step(frames, num_frames, state.encoder)
-        symbols, search = self._search.step(memory, self.model.ctc(memory), num_memory, state.search)
+        memory, below, num_memory, encoder = self.model.encoder.step_both(frames, num_frames, state.encoder)
+        phones = {"phones": self.model.phone_log_probs(below)} if self._fusion.words else {}
+        symbols, search = self._search.step(memory, self.model.ctc(memory), num_memory, state.search, **phones)
         return self._emissions(symbols, len(num_valid)), RecognizerState(features, encoder, search)
 
     @torch.inference_mode()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mocha_model.joint import JointSearch
 from mocha_model.search import GreedySearch, SearchState, Symbol
-from mocha_model.streaming import take_ends, where_rows
+from mocha_model.streaming import where_rows
 from mocha_model.tokenizer import Tokenizer
 from mocha_model.wide import WideState
 
@@ -49,29 +49,25 @@ class RevisedSearch:
         return RevisedState(self.live.init_state(batch_size, first), self.settling.init_state(batch_size, scorers))
 
     def step(
-        self, memory: Tensor, labels: Tensor, num_valid: Tensor, state: RevisedState
+        self, memory: Tensor, labels: Tensor, num_valid: Tensor, state: RevisedState, phones: Tensor | None = None
     ) -> tuple[list[Symbol], RevisedState]:
-        """See `GreedySearch.step`; the symbols that revise a segment come before its end."""
+        """See `WideSearch.step`; the symbols that revise a segment come before its end."""
         emitted, live = self.live.step(memory, labels, num_valid, state.live)
         ends = _Ends(emitted, state.live, memory.shape[1])
         events = _Events([(symbol, _how_it_ends(symbol)) for symbol in emitted])
         search, settling = self.settling, state.settling
-        keys = torch.cat([settling.keys, search.keys_of(memory)], dim=1)
-        values = torch.cat([settling.values, memory], dim=1)
+        keys, values = search.joined(memory, phones, settling)
         for t in range(memory.shape[1]):
-            real, frame, chunk = t < num_valid, settling.num_frames, slice(t, t + search.window)
+            real, frame, heard = t < num_valid, settling.num_frames, search.chunk(keys, values, t)
             new = search.hear(labels[:, t], settling)
             by_itself = search.is_quiet(new, frame) & ~ends.open[:, t]
-            heard = values[:, chunk]
             new = self._close((ends.before[:, t] | by_itself) & real, new, frame, events, Place.CLOSED_BEFORE, heard)
             symbols: list[Symbol] = []
-            new = search.search_frame(keys[:, chunk], heard, labels[:, t], frame, new, symbols, real)
+            new = search.search_frame(*heard, labels[:, t], frame, new, symbols, real)
             events.settled(symbols, frame, Place.SETTLED)
             new = self._close(ends.after[:, t] & real, new, frame, events, Place.CLOSED_AFTER, heard)
             settling = where_rows(real, new, settling)
-        kept = search.window - 1
-        keys, values = (take_ends(x, kept + num_valid, kept) for x in (keys, values))
-        return events.in_order(), RevisedState(live, replace(settling, keys=keys, values=values))
+        return events.in_order(), RevisedState(live, search.kept(keys, values, num_valid, settling))
 
     def flush(self, rows: Tensor, state: RevisedState) -> tuple[list[Symbol], RevisedState]:
         """See `GreedySearch.flush`."""
@@ -82,13 +78,19 @@ class RevisedSearch:
         return events.in_order(), RevisedState(live, settling)
 
     def _close(
-        self, rows: Tensor, state: WideState, frame: Tensor, events: "_Events", place: "Place", values: Tensor
+        self,
+        rows: Tensor,
+        state: WideState,
+        frame: Tensor,
+        events: "_Events",
+        place: "Place",
+        heard: tuple[Tensor, Tensor],
     ) -> WideState:
-        """End the segments of `rows` [B] bool before or after `frame` [B], with which `values` [B, w, D] end."""
+        """End the segments of `rows` [B] bool before or after `frame` [B], with which keys and values `heard` end."""
         if not rows.any():
             return state
         symbols: list[Symbol] = []
-        state = self.settling.close(rows, state, frame + int(place is Place.CLOSED_AFTER), symbols, values)
+        state = self.settling.close(rows, state, frame + int(place is Place.CLOSED_AFTER), symbols, *heard)
         events.settled(symbols, frame, place)
         return state
 

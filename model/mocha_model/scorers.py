@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from mocha_model.pronounced import WordReader
 from mocha_model.tokenizer import Tokenizer, normalize_text
 
 
@@ -41,11 +42,14 @@ class Fusion:
     Attributes:
         parts: the scorers with their weights.
         prior: [V] float32, what joint search takes off the CTC branch's log-probabilities at each frame.
+        words: what joint search asks of the phones of each word that the first of `parts`, a `WordLanguageModel`, has
+            read; None for nothing.
 
     """
 
     parts: tuple[tuple[float, Scorer], ...]
     prior: Tensor | None = None
+    words: WordReader | None = None
 
     def init_state(self, batch_size: int, device: torch.device) -> tuple[Any, ...]:
         """The states of all scorers."""

@@ -73,8 +73,9 @@ class WideSearch(ABC):
         window: int,
         fusion: Fusion | None,
         caution: float = math.inf,
+        key_window: int = 0,
     ) -> None:
-        """`width` hypotheses, each frame with the `window` frames up to it.
+        """`width` hypotheses, each frame with the `window` frames up to it, of keys with `key_window` if that is more.
 
         `patience` is as of `beam.BeamConfig`, `caution` as of `joint.JointConfig`.
         """
@@ -83,11 +84,15 @@ class WideSearch(ABC):
         self.decoder, self.attention, self.energies = decoder, decoder.attention, decoder.attention.energies
         self.config, self.space_id = config, space_id
         self.width, self.patience, self.window, self.fusion = width, patience, window, fusion or Fusion(())
-        self.caution = caution
+        self.caution, self.key_window = caution, max(window, key_window)
 
     @abstractmethod
-    def keys_of(self, memory: Tensor) -> Tensor:
-        """What hypotheses need of memory [B, T, D] beside itself, [B, T, K]; K may be 0."""
+    def keys_of(self, memory: Tensor, phones: Tensor | None = None) -> Tensor:
+        """What hypotheses need of memory [B, T, D] and `phones` [B, T, P] beside it, [B, T, K]; K may be 0."""
+
+    @abstractmethod
+    def no_keys(self, batch_size: int, like: Tensor) -> Tensor:
+        """Keys [B, w - 1, K] of the frames before the first, on the device of `like`."""
 
     @abstractmethod
     def _fresh(self, start: Tensor, scorers: tuple[Any, ...]) -> Any:
@@ -158,7 +163,7 @@ class WideSearch(ABC):
         return WideState(
             hypotheses=split_rows(fresh, width),
             follower=self._follower(count),
-            keys=torch.zeros_like(self.keys_of(before)),
+            keys=self.no_keys(batch_size, like),
             values=before,
             num_frames=count,
             last_voiced=count - 1,
@@ -167,21 +172,33 @@ class WideSearch(ABC):
         )
 
     def step(
-        self, memory: Tensor, labels: Tensor, num_valid: Tensor, state: WideState
+        self, memory: Tensor, labels: Tensor, num_valid: Tensor, state: WideState, phones: Tensor | None = None
     ) -> tuple[list[Symbol], WideState]:
-        """Inspect new frames; arguments and results as of `GreedySearch.step`. Symbols come when they are stable."""
-        keys = torch.cat([state.keys, self.keys_of(memory)], dim=1)
-        values = torch.cat([state.values, memory], dim=1)
+        """Inspect new frames; arguments and results as of `GreedySearch.step`. Symbols come when they are stable.
+
+        `phones` [B, T, P] are log-probabilities, for searches that ask for them.
+        """
+        keys, values = self.joined(memory, phones, state)
         symbols: list[Symbol] = []
         for t in range(memory.shape[1]):
             real = t < num_valid
-            chunk = slice(t, t + self.window)
-            new = self._frame(keys[:, chunk], values[:, chunk], labels[:, t], state, symbols, real)
+            new = self._frame(*self.chunk(keys, values, t), labels[:, t], state, symbols, real)
             state = new if real.all() else where_rows(real, new, state)
-        kept = self.window - 1
-        return symbols, replace(
-            state, keys=take_ends(keys, kept + num_valid, kept), values=take_ends(values, kept + num_valid, kept)
-        )
+        return symbols, self.kept(keys, values, num_valid, state)
+
+    def joined(self, memory: Tensor, phones: Tensor | None, state: WideState) -> tuple[Tensor, Tensor]:
+        """Keys and values of the frames that are kept and of new ones."""
+        return torch.cat([state.keys, self.keys_of(memory, phones)], 1), torch.cat([state.values, memory], 1)
+
+    def chunk(self, keys: Tensor, values: Tensor, t: int) -> tuple[Tensor, Tensor]:
+        """Of what is `joined`, the windows that end with new frame `t`."""
+        return keys[:, t : t + self.key_window], values[:, t : t + self.window]
+
+    def kept(self, keys: Tensor, values: Tensor, num_valid: Tensor, state: WideState) -> WideState:
+        """`state` with what the next step needs of what is `joined`."""
+        ends = ((keys, self.key_window - 1), (values, self.window - 1))
+        keys, values = (take_ends(x, count + num_valid, count) for x, count in ends)
+        return replace(state, keys=keys, values=values)
 
     def _frame(
         self, keys: Tensor, values: Tensor, labels: Tensor, state: WideState, symbols: list[Symbol], real: Tensor
@@ -191,12 +208,12 @@ class WideSearch(ABC):
         state = self.hear(labels, state)
         ends = self.is_quiet(state, frame) & real
         if ends.any():
-            state = self.close(ends, state, frame, symbols, values)
+            state = self.close(ends, state, frame, symbols, keys, values)
         state = self.search_frame(keys, values, labels, frame, state, symbols, real)
         best = best_of(state.hypotheses.score)
         finished = self._has_ended(state.hypotheses, best) & real
         if finished.any():
-            state = self.close(finished, state, frame + 1, symbols, values)
+            state = self.close(finished, state, frame + 1, symbols, keys, values)
         return state
 
     def hear(self, labels: Tensor, state: WideState) -> WideState:
@@ -301,10 +318,12 @@ class WideSearch(ABC):
                 symbols.append(Symbol(row, token, frame, float(h.p[row, k, n]), float(q[row, n]), told, now))
         return replace(state, open=is_open, last_shown=last, follower=follower)
 
-    def close(self, rows: Tensor, state: WideState, frame: Tensor, symbols: list[Symbol], values: Tensor) -> WideState:
+    def close(
+        self, rows: Tensor, state: WideState, frame: Tensor, symbols: list[Symbol], keys: Tensor, values: Tensor
+    ) -> WideState:
         """End the segments of `rows` [B] bool with their best hypothesis; new ones begin at `frame` [B].
 
-        `values` [B, w, D] end with the newest frame.
+        `keys` and `values` [B, w, ...] end with the newest frame.
         """
         best = best_of(state.hypotheses.score)
         state = self._tell(state, state.hypotheses.length.gather(1, best[:, None])[:, 0] * rows, symbols, values)
@@ -334,7 +353,7 @@ class WideSearch(ABC):
             state = where_rows(crowded, roomy, state)
             finished = self._finish(flat_rows(state.hypotheses), frames)
         ready = replace(state, hypotheses=where_rows(rows & spoken, split_rows(finished, self.width), state.hypotheses))
-        closed = self.close(rows & spoken, ready, last, symbols, state.values)
+        closed = self.close(rows & spoken, ready, last, symbols, state.keys, state.values)
         return symbols, where_rows(rows, self.init_state(len(rows), self._restarted(state)), closed)
 
     def _restarted(self, state: WideState) -> tuple[Any, ...]:

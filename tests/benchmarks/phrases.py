@@ -36,7 +36,7 @@ def measure(
 ) -> dict[str, float]:
     """Rates of one way of decoding; `seconds` is time in the recogniser."""
     book = PhraseBook(checkpoint.tokenizer, bonus)
-    searching = joint_search(checkpoint.config.search, checkpoint.tokenizer, width) if width else None
+    searching = joint_search(checkpoint.config, checkpoint.tokenizer, width) if width else None
     config, fusion = searching or (None, None)
     if config and patience is not None:
         config = live_joint(config, patience)

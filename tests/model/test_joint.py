@@ -165,7 +165,7 @@ def test_a_symbol_is_said_where_it_is_likeliest(
     search = JointSearch(recognizer.model.decoder, LIMITS, -1, JointConfig(width=8))
     _, state = search.step(memory, labels, torch.tensor([FRAMES]), search.init_state(1))
     symbols: list[Symbol] = []
-    search.close(torch.tensor([True]), state, torch.tensor([FRAMES - 1]), symbols, state.values)
+    search.close(torch.tensor([True]), state, torch.tensor([FRAMES - 1]), symbols, state.keys, state.values)
     likely = labels.softmax(2)[0]
     assert [(s.token, s.frame) for s in symbols[:2]] == [(4, said[0]), (5, said[1])]
     assert [s.p for s in symbols[:2]] == pytest.approx([float(likely[said[0], 4]), float(likely[said[1], 5])])
@@ -324,7 +324,8 @@ def test_without_a_language_model_files_are_read_greedily(lively: Recognizer):
 
 def test_a_model_is_searched_as_its_checkpoint_says(bundled: Recognizer):
     wants, said = SearchConfig(prior_weight=3.0, length_bonus=-4.0), []
-    config, fusion = joint_search(wants, bundled.tokenizer, 4) or pytest.fail("the bundled model has a language model")
+    model_config = bundled.config.model_copy(update={"search": wants})
+    config, fusion = joint_search(model_config, bundled.tokenizer, 4) or pytest.fail("there is a language model")
     assert (
         config.length_bonus == -4.0 and fusion.prior is not None and isinstance(fusion.parts[0][1], WordLanguageModel)
     )

@@ -130,19 +130,21 @@ def by_definition(h: Any, now: int, patience: int, caution: float) -> tuple[int,
 @pytest.mark.parametrize("caution", [0.1, 0.4, 1.0])
 @torch.inference_mode()
 def test_what_is_likely_enough_is_told_and_what_contradicts_it_dropped(bundled: Recognizer, caution: float):
-    found, fusion = joint_search(bundled.config.search, bundled.tokenizer, 12) or pytest.fail("no language model")
+    found, fusion = joint_search(bundled.config, bundled.tokenizer, 12) or pytest.fail("no language model")
     model, config = bundled.model, replace(found, patience=15, caution=caution)
     search = Judged(model.decoder, model.config.decoder, bundled.tokenizer.space_id, config, fusion)
     samples = speech("weather", "suit")[None]
-    memory, num_frames = model.encode(*model.features(samples, torch.tensor([samples.shape[1]])))
-    symbols, _ = search.step(memory, model.ctc(memory), num_frames, search.init_state(1))
+    features = model.features(samples, torch.tensor([samples.shape[1]]))
+    memory, below, num_frames, _ = model.encoder.step_both(*features, model.encoder.init_state(1))
+    phones = model.phone_log_probs(below)
+    symbols, _ = search.step(memory, model.ctc(memory), num_frames, search.init_state(1), phones)
     assert len(symbols) > 40 and search.early > 10
 
 
 def test_less_caution_is_sooner(bundled: Recognizer):
     samples, spent = speech("weather", "suit"), []
     for caution in (math.inf, 0.6, 0.3, 0.1):
-        found, fusion = joint_search(bundled.config.search, bundled.tokenizer, 12) or pytest.fail("no language model")
+        found, fusion = joint_search(bundled.config, bundled.tokenizer, 12) or pytest.fail("no language model")
         config = replace(found, patience=20, caution=caution)
         late = waits(Recognizer(bundled.model, bundled.tokenizer, None, config, fusion).transcribe(samples))
         assert max(late) <= 20

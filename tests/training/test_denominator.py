@@ -11,7 +11,14 @@ from torch.nn import functional
 from mocha_model.tokenizer import Tokenizer
 from mocha_training import losses
 from mocha_training.config import TrainConfig
-from mocha_training.denominator import FIRST, character_trigrams, denominator, log_total
+from mocha_training.denominator import (
+    FIRST,
+    character_trigrams,
+    denominator,
+    log_total,
+    log_total_of_pairs,
+    phone_bigrams,
+)
 
 SPACE = 0
 
@@ -120,3 +127,24 @@ def test_a_large_alphabet_has_no_trigrams():
 def test_units_of_words_have_no_denominator():
     with pytest.raises(ValidationError, match="denominator_weight is of characters"):
         TrainConfig(denominator_weight=0.5, units="words")
+
+
+def test_of_pairs_of_phones_it_is_the_sum_over_all_sequences():
+    torch.manual_seed(3)
+    size = 2
+    after, first, last = phone_bigrams([[1, 2, 2], [2, 1]], size)
+    ends = torch.cat([after, last[:, None]], 1).sum(1)
+    torch.testing.assert_close(ends, torch.ones(size))
+    assert after[0, 1] > after[0, 0] and last[0] > after[0, 0]  # 1 is followed by 2, and ends a text
+    log_probs = (2 * torch.randn(2, 4, 1 + size)).log_softmax(2)
+    found = log_total_of_pairs(log_probs, torch.tensor([4, 3]), (after, first, last))
+    for row, frames in enumerate((4, 3)):
+        total = 0.0
+        for count in range(1, frames + 1):
+            for labels in itertools.product(range(size), repeat=count):
+                targets = torch.tensor([labels]) + 1
+                lengths = torch.tensor([frames]), torch.tensor([count])
+                nll = functional.ctc_loss(log_probs[row, :frames, None], targets, *lengths, reduction="none")
+                score = float(first[labels[0]]) * math.prod(float(after[a, b]) for a, b in itertools.pairwise(labels))
+                total += float((-nll[0]).exp()) * score * float(last[labels[-1]])
+        assert found[row].item() == pytest.approx(math.log(total), rel=1e-5)

@@ -13,7 +13,8 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from mocha_model.language import LanguageModelError, VocabularyError, WordLanguageModel, prefix_tree
+from mocha_model.language import LanguageModelError, VocabularyError, WordLanguageModel
+from mocha_model.prefix_tree import prefix_tree
 from mocha_model.tokenizer import Tokenizer
 from mocha_training.language import TextError, count_words, perplexity, read_sentences, unseen
 

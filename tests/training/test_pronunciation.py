@@ -1,4 +1,4 @@
-"""The branch of phones: what words sound like, what is learned from it, and that the model is saved without it."""
+"""The branch of phones: what words sound like, what is learned from it, and that the model is saved without."""
 
 from pathlib import Path
 
@@ -7,16 +7,20 @@ import pytest
 import torch
 from torch.nn import functional
 
-from mocha_model.checkpoint import load_checkpoint
+from mocha_model.checkpoint import load_checkpoint, save_checkpoint
 from mocha_model.config import tiny
 from mocha_model.encoder import LSTMLayer, MaskedBatchNorm
+from mocha_model.language import WordLanguageModel
 from mocha_model.model import SpeechModel
 from mocha_model.tokenizer import Tokenizer
 from mocha_training.augment import Augmenter
+from mocha_training.average import average_checkpoints
+from mocha_training.beginnings import started
 from mocha_training.config import TrainConfig
 from mocha_training.data import Corpus, Utterance, collate
+from mocha_training.language import count_words, said
 from mocha_training.pronunciation import PhoneBranch, PronunciationError, pronounce
-from mocha_training.recipes import plain
+from mocha_training.recipes import discriminative, plain, sounds
 from mocha_training.trainer import Trainer
 from tests.training.made_up import needs_voice
 
@@ -139,3 +143,84 @@ def test_it_learns_beside_the_model_and_is_not_saved_with_it(tmp_path: Path):
 def test_phones_are_of_words_that_are_spelled():
     with pytest.raises(ValueError, match="phone_weight is of characters"):
         TrainConfig(phone_weight=1.0, units="words")
+
+
+def kept_branch(directory: Path) -> tuple[Trainer, SpeechModel]:
+    """A run that trains a head of phones alone."""
+    samples = (8000 * np.random.default_rng(0).normal(0, 0.3, 64_000)).astype(np.int16)
+    rows = tuple(Utterance(f"{n}", text, "s", "c", 32_000 * n, 32_000) for n, text in enumerate(TEXTS))
+    tokenizer = Tokenizer.from_texts(TEXTS)
+    torch.manual_seed(0)
+    changes = {"batch_seconds": 8.0, "warmup_steps": 5, "learning_rate": 1e-2, "spec_augment_from": 1.0}
+    config = sounds().model_copy(update=changes | {"augment": plain().augment})
+    model = SpeechModel(tiny(tokenizer.vocab_size))
+    return Trainer(
+        config, model, tokenizer, Augmenter(config.augment, Corpus(rows, (samples,))), None, directory
+    ), model
+
+
+@needs_voice
+def test_a_head_of_phones_is_trained_alone_and_kept(tmp_path: Path):
+    trainer, model = kept_branch(tmp_path)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    batch = next(iter(trainer._loader()))
+    losses = [trainer.train_step(batch)["phones"] for _ in range(60)]
+    assert losses[-1] < losses[0] - 0.5
+    changed = {name for name, weight in model.state_dict().items() if not torch.equal(weight, before[name])}
+    assert changed == {"phones.weight", "phones.bias"}
+    trainer.save()
+    trainer.finish()
+    kept = load_checkpoint(tmp_path / "final.safetensors")
+    assert kept.config.phones == tuple(trainer.phones.phones if trainer.phones else ())
+    samples = torch.randn(1, 16_000)
+    parts = (*kept.model.features(samples, torch.tensor([16_000])), kept.model.encoder.init_state(1))
+    _, below, _, _ = kept.model.encoder.step_both(*parts)
+    heard = kept.model.phone_log_probs(below)
+    assert heard is not None and heard.shape[2] == len(kept.config.phones) + 1
+    torch.testing.assert_close(heard.exp().sum(2), torch.ones(heard.shape[:2]))
+    assert kept_branch(tmp_path)[0].resume(), "and goes on where it was"
+
+
+@needs_voice
+def test_a_head_of_phones_does_not_outlive_its_encoder(tmp_path: Path):
+    trainer, model = kept_branch(tmp_path / "run")
+    trainer.save()
+    trainer.finish()
+    with_head = tmp_path / "run" / "final.safetensors"
+    phones = load_checkpoint(with_head).config.phones
+    assert started(with_head, plain(), None).config.phones == ()
+    assert started(with_head, plain(), None).model.phones is None
+    assert started(with_head, discriminative(), None).config.phones == phones
+    without = tmp_path / "without.safetensors"
+    model.give_phones((), None)
+    save_checkpoint(without, model, trainer.tokenizer, {})
+    for paths, expected in (([with_head, with_head], phones), ([with_head, without], ()), ([without, with_head], ())):
+        average_checkpoints(paths, tmp_path / "mean.safetensors")
+        assert load_checkpoint(tmp_path / "mean.safetensors").config.phones == expected
+
+
+def test_a_head_of_phones_is_of_a_run_of_its_own():
+    with pytest.raises(ValueError, match="alone is"):
+        TrainConfig(phone_weight=1.0, keep_phones=True)
+    with pytest.raises(ValueError, match="keep_phones is of a run with a phone_weight"):
+        TrainConfig(keep_phones=True, train_encoder=False)
+
+
+@needs_voice
+def test_a_language_model_knows_how_its_words_sound(tmp_path: Path):
+    tokenizer = Tokenizer.from_texts(TEXTS)
+    counts = count_words(TEXTS * 2, tokenizer, 1, ["ii"])
+    phones = tuple(sorted({phone for sounds in pronounce(counts.words).values() for phone in sounds}))
+    told = said(counts.words, phones)
+    by_word = dict(zip(counts.words, told, strict=True))
+    assert by_word["sees"] == pronounce(["sees"])["sees"] and by_word["ii"] == ()
+    assert said(["cat", "see"], ("k", "s", "i", "t")) == ((), ("s", "i"))
+    WordLanguageModel(counts, tokenizer, said=told).save(tmp_path / "lm.safetensors", tokenizer, {})
+    read = WordLanguageModel.load(tmp_path / "lm.safetensors", tokenizer)
+    assert read.said == told
+    lexicon = read.lexicon(phones)
+    assert lexicon is not None
+    at = counts.words.index("sees")
+    labels = lexicon.labels[at, : lexicon.lengths[at]].tolist()
+    assert tuple(lexicon.phones[n - 1] for n in labels) == by_word["sees"]
+    assert read.lexicon(phones[1:]) is None

@@ -59,5 +59,11 @@ def started(init: Path, config: TrainConfig, preset: Preset | None) -> Checkpoin
 
 
 def _searched(model: ModelConfig, config: TrainConfig) -> ModelConfig:
-    """`model`, to be searched as the CTC head that `config` trains wants it."""
-    return model.model_copy(update={"search": TOLD_APART if config.denominator_weight else SearchConfig()})
+    """`model`, to be searched as what `config` trains wants it, and without phones of an encoder that will be another.
+
+    Where a head of phones alone is trained, the rest is searched as before.
+    """
+    if config.keep_phones:
+        return model.model_copy(update={"phones": ()})
+    search = TOLD_APART if config.denominator_weight else SearchConfig()
+    return model.model_copy(update={"search": search, "phones": () if config.train_encoder else model.phones})

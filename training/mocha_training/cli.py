@@ -29,6 +29,7 @@ from mocha_training.beginnings import first_model, started
 from mocha_training.config import Preset, TrainConfig
 from mocha_training.data import Corpus, CorpusError, decode_audio, find_manifest, load_corpus, trainable
 from mocha_training.evaluate import Beam, Decoding, Result, evaluate_corpus, transcribe_corpus
+from mocha_training.pronunciation import PronunciationError
 from mocha_training.splicing import SplicePoint, kept_splice_points
 from mocha_training.trainer import Trainer
 from mocha_training.word_lstm import WordLSTMConfig, train_word_lstm
@@ -186,17 +187,17 @@ def evaluate(
     length_bonus: Annotated[float | None, typer.Option(help="per symbol, in either; joint: the model's own")] = None,
     selection_weight: Annotated[float | None, typer.Option(help="of the path's decisions, in beam search")] = None,
     lm: Annotated[Path | None, typer.Option(help="language model of `train-lm`, for either")] = None,
-    lm_weight: Annotated[
-        float | None, typer.Option(help=f"of the language model; {LANGUAGE_WEIGHT} if not given")
-    ] = None,
+    lm_weight: Annotated[float | None, typer.Option(help=f"of the language model; else {LANGUAGE_WEIGHT}")] = None,
     prior_weight: Annotated[float | None, typer.Option(help="of how frequent characters are; the model's own")] = None,
+    phone_weight: Annotated[float | None, typer.Option(help="of how words sound; 0: not at all")] = None,
     fold_phones: Annotated[bool, typer.Option(help="score TIMIT's phones as 39 classes; WER is then PER")] = False,
     threads: Annotated[int, typer.Option(help="CPU threads; the real-time factor is per these")] = 1,
 ) -> None:
     """WER, CER, CTC branch, emission latency against a CTC forced alignment, token counts and real-time factor."""
     torch.set_num_threads(threads)
     options = {"threshold": threshold, "length_bonus": length_bonus, "patience": patience, "caution": caution}
-    options |= {"selection_weight": selection_weight, "lm_weight": lm_weight, "prior_weight": prior_weight}
+    options |= {"selection_weight": selection_weight, "lm_weight": lm_weight}
+    options |= {"prior_weight": prior_weight, "phone_weight": phone_weight}
     try:
         searches.refuse_useless(beam, joint, settle, options | {"lm": lm, "decoding": decoding})
         checkpoint = load_checkpoint(model)
@@ -204,8 +205,7 @@ def evaluate(
         if limit:
             corpus = corpus.subset(list(range(min(limit, len(corpus.utterances)))))
         language_model = WordLanguageModel.load(lm, checkpoint.tokenizer) if lm else None
-        search = checkpoint.config.search
-        how = searches.asked_for(beam, joint, settle, options, language_model, search) or decoding
+        how = searches.asked_for(beam, joint, settle, options, language_model, checkpoint.config) or decoding
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task("evaluating", total=len(corpus.utterances))
             fold = phones.fold_phones if fold_phones else str
@@ -259,7 +259,7 @@ def calibrate(
         if picture is not None and picture.suffix not in (".png", ".svg"):
             raise _fail(f"{picture}: a picture is .png or .svg")
         ways: dict[str, Decoding | Beam] = {"live": "online"}
-        if files := joint_search(checkpoint.config.search, checkpoint.tokenizer, JointConfig().width):
+        if files := joint_search(checkpoint.config, checkpoint.tokenizer, JointConfig().width):
             ways["files"] = Beam(*files)
         fitted, found = [], {}
         with Progress(console=console, transient=True) as bar:
@@ -332,7 +332,8 @@ def train_lm(
 ) -> None:
     """Make a language model of words for the search that reads files."""
     try:
-        tokenizer = load_checkpoint(model).tokenizer
+        recogniser = load_checkpoint(model)
+        tokenizer, heard = recogniser.tokenizer, recogniser.config.phones
         sentences = language.unseen(language.read_sentences(text, tokenizer), _transcripts(held_out))
         if not sentences:
             raise language.TextError("all sentences of the text are held out")
@@ -347,9 +348,10 @@ def train_lm(
                 config = WordLSTMConfig(epochs=lstm_epochs)
                 lstm, own = train_word_lstm(kept, config, lambda done: bar.update(task, completed=done))
                 made = language.mixed(counts, lstm, own, held, tokenizer)
+            made.said = language.said(counts.words, heard) if heard else ()
             task = bar.add_task("measuring", total=len(held))
             letter, word = language.perplexity(made, held, tokenizer, lambda done: bar.advance(task, done))
-    except (*UNREADABLE, language.TextError) as error:
+    except (*UNREADABLE, language.TextError, PronunciationError) as error:
         raise _fail(error) from error
     made_of = {"sentences": len(kept), "least": least, "words_besides": len(others), "lstm_epochs": lstm_epochs}
     made.save(out, tokenizer, made_of | {"held_out_perplexity": [letter, word]})

@@ -75,10 +75,14 @@ class TrainConfig(BaseModel):
     phone_weight: float = Field(
         0.0, ge=0, description="beside the CTC branch's 1, of another of phones below the last layer; needs espeak-ng"
     )
+    keep_phones: bool = Field(
+        False, description="the model is saved with that branch, as a head of phones; it alone is trained"
+    )
     denominator_weight: float = Field(
         0.0,
         ge=0,
-        description="beside the CTC branch's 1, of what all texts together score (`denominator`), per character",
+        description="beside the CTC branch's 1, of what all texts together score (`denominator`), per character; with "
+        "keep_phones, beside that of phones, per phone",
     )
     path_weight: float = Field(0.3, ge=0, description="of the likelihood of the path, per token")
     quantity_weight: float = Field(0.2, ge=0)
@@ -111,6 +115,8 @@ class TrainConfig(BaseModel):
             raise ValueError("phone_weight is of characters: words that are spelled can be said")
         if self.denominator_weight and self.units != "characters":
             raise ValueError("denominator_weight is of characters: there are too many pairs of words")
-        if self.phone_weight and not self.train_encoder:
-            raise ValueError("phone_weight is of an encoder that is trained")
+        if self.phone_weight and self.train_encoder == self.keep_phones:
+            raise ValueError("phone_weight is of an encoder that is trained, or of a head of phones that alone is")
+        if self.keep_phones and not (self.phone_weight and self.ctc_only == 1):
+            raise ValueError("keep_phones is of a run with a phone_weight, and with ctc_only 1")
         return self

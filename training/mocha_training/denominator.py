@@ -57,6 +57,45 @@ def denominator(
     return total.sum() / (num_tokens - 1).sum().clamp(min=1)
 
 
+def phone_bigrams(sequences: Iterable[list[int]], num_phones: int) -> tuple[Tensor, Tensor, Tensor]:
+    """P(second | first) of phones [S, S], P(first of a text) [S] and P(end | last) [S], float32.
+
+    `sequences` are labels from 1 on; each pair is taken to have occurred a tenth of a time more than it has.
+    """
+    edge = num_phones
+    counts = torch.full((num_phones + 1, num_phones + 1), 0.1)
+    for labels in sequences:
+        numbers = torch.tensor([edge, *(n - 1 for n in labels), edge])
+        counts.index_put_((numbers[:-1], numbers[1:]), torch.ones(len(numbers) - 1), accumulate=True)
+    share = counts / counts.sum(1, keepdim=True)
+    return share[:edge, :edge].contiguous(), share[edge, :edge].contiguous(), share[:edge, edge].contiguous()
+
+
+def log_total_of_pairs(log_probs: Tensor, num_frames: Tensor, bigrams: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """As `log_total`, [B] float32, of sequences that `bigrams` (as of `phone_bigrams`) score.
+
+    The forward recursion over the newest label and over whether it has ended; `log_probs` is [B, T, S + 1].
+    """
+    after, first, last = bigrams
+    with torch.autocast(log_probs.device.type, enabled=False):
+        each, size = log_probs.float().exp(), len(after)
+        begins_or_follows = torch.cat([after, first[None]])  # [S + 1, S], nothing yet as the last row
+        label, blank = each.new_zeros(len(each), size), each.new_zeros(len(each), size + 1)
+        blank[:, size] = 1
+        total = each.new_zeros(len(each))
+        for t in range(each.shape[1]):
+            reached = torch.cat([blank[:, :size] + label, blank[:, size:]], dim=1)
+            written = reached @ begins_or_follows - label * after.diagonal()  # itself only after a blank
+            new, quiet = (written + label) * each[:, t, 1:], reached * each[:, t, :1]
+            scale = new.sum(1) + quiet.sum(1)
+            going = t < num_frames
+            scale = torch.where(going, scale, 1.0)
+            label = torch.where(going[:, None], new / scale[:, None], label)
+            blank = torch.where(going[:, None], quiet / scale[:, None], blank)
+            total = total + scale.log()
+        return total + ((blank[:, :size] + label) @ last).log()
+
+
 def log_total(log_probs: Tensor, num_frames: Tensor, trigrams: Tensor, space: int) -> Tensor:
     """Logarithm of the sum over all texts y of P_ctc(y) P(y), [B] float32.
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mocha_model.language import LEAST, Recurrent, WordCounts, WordLanguageModel
 from mocha_model.tokenizer import Tokenizer, normalize_text
 from mocha_model.word_lstm import WordLSTM
+from mocha_training.pronunciation import pronounce
 
 BATCH = 256  # sentences measured together
 SHARES = (0.2, 0.35, 0.5, 0.65, 0.8)  # of an LSTM in a mixture
@@ -218,6 +219,16 @@ def mixed(
 
     model.recurrent = Recurrent(lstm, numbers, min(SHARES, key=surprise))
     return model
+
+
+def said(words: Iterable[str], phones: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """What `WordLanguageModel` wants to know of how `words` sound: () for one that has others than `phones`.
+
+    Raises PronunciationError.
+    """
+    listed = list(words)
+    known, pronounced = {*phones}, pronounce(listed)
+    return tuple(pronounced[word] if known.issuperset(pronounced[word]) else () for word in listed)
 
 
 def _batches(sentences: list[str]) -> Iterator[list[str]]:

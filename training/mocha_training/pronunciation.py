@@ -1,7 +1,8 @@
 """How words are said, and a branch of the encoder that learns to hear it: English spelling tells little of its sounds.
 
 A second CTC branch reads phones below the last layer (Sanabria & Metze 2018; Krishna et al. 2018), so that words which
-were never heard have something to be recognised by. It is of the training alone: the model is saved without it.
+were never heard have something to be recognised by. It is of the training alone, and the model is saved without it; or
+it is all that is trained, and becomes the head of phones that searches ask how words sound.
 """
 
 import subprocess
@@ -14,7 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 from mocha_model.encoder import LSTMLayer
 from mocha_model.model import SpeechModel
 from mocha_model.tokenizer import Tokenizer
-from mocha_training.losses import ctc
+from mocha_training.denominator import log_total_of_pairs, phone_bigrams
+from mocha_training.losses import ctc, has_ctc_path
 
 VOICE = "en-us"
 AFTER = "so"  # said after each word, which would be named, not said, if it were a single letter
@@ -60,8 +62,11 @@ class PhoneBranch(nn.Module):
 
     """
 
-    def __init__(self, model: SpeechModel, tokenizer: Tokenizer, texts: Iterable[str]) -> None:
-        """`texts` have all words that will be learned from. Raises PronunciationError, or ValueError for a network."""
+    def __init__(self, model: SpeechModel, tokenizer: Tokenizer, texts: list[str], keep: bool = False) -> None:
+        """`texts` have all words that will be learned from; with `keep` the model is given its output layer as a head.
+
+        Raises PronunciationError, or ValueError for a network.
+        """
         super().__init__()
         layers = [layer for layer in model.encoder.stack if isinstance(layer, LSTMLayer)]
         if len(layers) < 2:
@@ -71,16 +76,22 @@ class PhoneBranch(nn.Module):
         self.phones = sorted({phone for phones in said.values() for phone in phones})
         number = {phone: n for n, phone in enumerate(self.phones, 1)}  # 0 is the blank
         self.numbers = {word: [number[phone] for phone in phones] for word, phones in said.items() if phones}
+        rows = ([n for word in text.split() for n in self.numbers.get(word, [])] for text in texts)
+        self.bigrams = phone_bigrams(rows, len(self.phones))
         self.output = nn.Linear(layers[-2].out_size, len(self.phones) + 1)
         nn.init.zeros_(self.output.weight)  # a trained encoder is not told anything before this has learned to hear it
+        if keep:
+            model.give_phones(tuple(self.phones), self.output)
         self.heard: tuple[Tensor, Tensor] | None = None
         layers[-2].register_forward_hook(self._listen)
 
     def _listen(self, layer: nn.Module, inputs: object, output: tuple[Tensor, Tensor]) -> None:
         self.heard = output if layer.training else None
 
-    def loss(self, tokens: Tensor, num_tokens: Tensor) -> Tensor:
+    def loss(self, tokens: Tensor, num_tokens: Tensor, denominator_weight: float = 0.0) -> Tensor:
         """CTC per phone of the texts `tokens` [B, U] that the encoder has just heard; `num_tokens` [B] with eos.
+
+        With `denominator_weight`, and so much of what all texts together score, by pairs of phones (`denominator`).
 
         Texts with words whose phones are not known, or that `tokens` cannot spell, count for nothing.
         """
@@ -96,7 +107,14 @@ class PhoneBranch(nn.Module):
         rows = [[n for word in texts[k].split() for n in self.numbers[word]] for k in known]
         targets = pad_sequence([torch.tensor([*row, 0]) for row in rows], batch_first=True).to(x.device)
         num_targets = torch.tensor([len(row) + 1 for row in rows], device=x.device)
-        return ctc(self.output(x[known]).float().log_softmax(2), num_frames[known], targets, num_targets)
+        log_probs, frames = self.output(x[known]).float().log_softmax(2), num_frames[known]
+        loss = ctc(log_probs, frames, targets, num_targets)
+        if denominator_weight:
+            first, follows, last = (share.to(x.device) for share in self.bigrams)
+            total = log_total_of_pairs(log_probs, frames, (first, follows, last))
+            total = torch.where(has_ctc_path(frames, targets, num_targets), total, 0.0)
+            loss = loss + denominator_weight * total.sum() / (num_targets - 1).sum().clamp(min=1)
+        return loss
 
     def get_extra_state(self) -> list[str]:
         """What the labels mean, kept with the weights."""

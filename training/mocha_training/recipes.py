@@ -207,6 +207,15 @@ def discriminative() -> TrainConfig:
     )
 
 
+def sounds() -> TrainConfig:
+    """A head of phones alone, after all else, with --init: what searches ask how words sound (needs espeak-ng).
+
+    It is told apart from all other texts, as the CTC head is by `discriminative`.
+    """
+    own = {"keep_phones": True, "phone_weight": 1.0, "learning_rate": 5e-3, "seed": 18}
+    return discriminative().model_copy(update=own)
+
+
 def _no_augmentation() -> AugmentConfig:
     return AugmentConfig(
         speed_range=0,
@@ -374,6 +383,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "phonetic": phonetic,
     "microphones": microphones,
     "discriminative": discriminative,
+    "sounds": sounds,
     "plain": plain,
     "librispeech": librispeech,
     "tedlium": tedlium,

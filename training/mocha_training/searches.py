@@ -3,14 +3,18 @@
 from typing import Any
 
 from mocha_model.beam import BeamConfig
-from mocha_model.config import SearchConfig
+from mocha_model.config import ModelConfig
 from mocha_model.joint import JointConfig
 from mocha_model.language import WordLanguageModel
 from mocha_model.recognizer import LANGUAGE_WEIGHT, joint_fusion
 from mocha_model.scorers import Fusion
 from mocha_training.evaluate import Beam
 
-LANGUAGE_OPTIONS = {"lm_weight": "weight", "prior_weight": "prior_weight"}  # and what `joint_fusion` calls them
+LANGUAGE_OPTIONS = {  # and what `joint_fusion` calls them
+    "lm_weight": "weight",
+    "prior_weight": "prior_weight",
+    "phone_weight": "phone_weight",
+}
 
 
 class OptionError(ValueError):
@@ -48,7 +52,7 @@ def asked_for(
     settle: bool,
     options: dict[str, Any],
     language: WordLanguageModel | None,
-    config: SearchConfig,
+    config: ModelConfig,
 ) -> Beam | None:
     """Beam search of so many hypotheses, or joint search of so many prefixes, with what was given; None for greedy.
 
@@ -57,8 +61,8 @@ def asked_for(
     told = given(options)
     weights = {new: told.pop(name) for name, new in LANGUAGE_OPTIONS.items() if name in told}
     if joint:
-        fusion = joint_fusion(language, **{"prior_weight": config.prior_weight} | weights) if language else Fusion(())
-        return Beam(JointConfig(joint, **{"length_bonus": config.length_bonus} | told), fusion, settle)
+        fusion = joint_fusion(language, config, **weights) if language else Fusion(())
+        return Beam(JointConfig(joint, **{"length_bonus": config.search.length_bonus} | told), fusion, settle)
     if beam:
         weight = weights.get("weight", LANGUAGE_WEIGHT)
         return Beam(BeamConfig(beam, **told), Fusion(((weight, language),) if language else ()))

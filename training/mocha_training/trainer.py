@@ -67,12 +67,15 @@ class Trainer:
         self.model = model.to(self.device)
         if not config.train_encoder:
             model.encoder.requires_grad_(False)
-            model.ctc.requires_grad_(config.ctc_only == 1)
+            model.ctc.requires_grad_(config.ctc_only == 1 and not config.keep_phones)
         torch.manual_seed(config.seed)
         texts = [u.text for u in augmenter.corpus.utterances]
-        self.trigrams = character_trigrams(texts, tokenizer).to(self.device) if config.denominator_weight else None
-        self.phones = PhoneBranch(model, tokenizer, texts).to(self.device) if config.phone_weight else None
-        beside = list(self.phones.parameters()) if self.phones else []
+        told_apart = config.denominator_weight and not config.keep_phones
+        self.trigrams = character_trigrams(texts, tokenizer).to(self.device) if told_apart else None
+        self.phones: PhoneBranch | None = None
+        if config.phone_weight:
+            self.phones = PhoneBranch(model, tokenizer, texts, config.keep_phones).to(self.device)
+        beside = list(self.phones.parameters()) if self.phones and not config.keep_phones else []
         self.parameters = [*model.parameters(), *beside]
         self.optimizers = make_optimizers(model, config, beside)
         self.noisy = noisy_parameters(model, config.weight_noise.where) if config.weight_noise else []
@@ -199,7 +202,8 @@ class Trainer:
             total = denominator(log_probs, *rows, self.trigrams, self.tokenizer.space_id)
             parts["denominator"] = (c.denominator_weight, total)
         if self.phones:
-            parts["phones"] = (c.phone_weight, self.phones.loss(batch.tokens, batch.num_tokens))
+            told = c.denominator_weight if c.keep_phones else 0.0
+            parts["phones"] = (c.phone_weight, self.phones.loss(batch.tokens, batch.num_tokens, told))
         if self.progress < c.ctc_only:
             return parts
         weight = c.ctc_weight or 1.0

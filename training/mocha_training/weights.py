@@ -73,8 +73,8 @@ def grown(model: SpeechModel, config: ModelConfig) -> SpeechModel:
     weights are 0 (Net2Net, Chen et al. 2016, copies units instead). In evaluation mode.
 
     Raises:
-        ValueError: `config` is not `model`'s but for dropout, wider LSTM layers with wider projections and how it is
-            searched.
+        ValueError: `config` is not `model`'s but for dropout, wider LSTM layers with wider projections, how it is
+            searched and, in `config`, no head of phones.
 
     """
     may_differ = ("lstm_sizes", "projection_size")
@@ -82,6 +82,8 @@ def grown(model: SpeechModel, config: ModelConfig) -> SpeechModel:
     same = model.config.model_copy(update={"encoder": model.config.encoder.model_copy(update=changes)})
     wider = SpeechModel(config).eval()
     old, new = model.state_dict(), wider.state_dict()
+    if not config.phones:
+        old = {name: kept for name, kept in old.items() if not name.startswith("phones.")}
     if same.network() != config.network() or old.keys() != new.keys():
         raise ValueError("a network can only be grown in the widths of its LSTM layers")
     for name, kept in old.items():
