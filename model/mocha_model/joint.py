@@ -266,9 +266,9 @@ class JointSearch(WideSearch):
         ends = language.completed(before[0], after[0]).nonzero()[:, 0]
         if len(ends):
             rows = at[ends]
-            log_probs = keys[rows // self.width, -REACH:]
             word, now = after[0].previous[ends], h.last_emission[rows]
-            sounds, gain[ends] = words.read(gather_rows(h.sounds, rows), word, log_probs, now)
+            read = (gather_rows(h.sounds, rows), word, keys[:, -REACH:], rows // self.width, now)
+            sounds, gain[ends] = words.read(*read)
             scatter_rows(h.sounds, rows, sounds)
         return replace(h, added=h.added.index_add(0, at, gain), score=h.score.index_add(0, at, gain))
 
@@ -293,8 +293,8 @@ class JointSearch(WideSearch):
             words, language = self._words()
             ending: Prefixes = map_state(lambda x: x[at].flatten(0, 1), h)
             newest, width = (state.num_frames - 1)[at].repeat_interleave(self.width), self.width
-            log_probs = keys[at, -REACH:].repeat_interleave(width, 0)
-            gain = words.close(ending.sounds, language.unfinished(ending.scorers[0]), log_probs, newest)
+            word, stream = language.unfinished(ending.scorers[0]), at.repeat_interleave(width)
+            gain = words.close(ending.sounds, word, keys[:, -REACH:], stream, newest)
             h = replace(h, score=h.score.index_add(0, at, gain.view(-1, width)))
         worth = self.fusion.scores(map_state(lambda x: x.flatten(0, 1), h.scorers))
         if isinstance(worth, Tensor):

@@ -159,9 +159,9 @@ class WordLanguageModel:
         return torch.where(log_probs < 0, log_probs - mean, 0.0)
 
     def lexicon(self, phones: tuple[str, ...]) -> Lexicon | None:
-        """The words' phones as labels; None where they are not known, or are others than `phones`.
+        """The words' `phones` as labels; None where they are not known, or most have others.
 
-        It has no phones for the numbers from V on, which stand for no word.
+        The numbers from V on stand for no word, and have none.
         """
         return Lexicon.of((*self.said, (), (), ()), phones) if self.said else None
 

@@ -19,6 +19,7 @@ WORST = -20.0  # what a word with phones gains at least
 UNKNOWN = -4.0  # what a word without phones gains
 ASTRAY = -1.0  # what a character gains with which a prefix begins no word
 NONE = -torch.inf
+STRANGE = 0.05  # share of words that may have phones that are not heard
 LEAST = -50.0  # of a log-probability, so that sums over all frames are exact enough
 
 
@@ -39,13 +40,19 @@ class Lexicon:
 
     @classmethod
     def of(cls, said: Sequence[tuple[str, ...]], phones: tuple[str, ...]) -> "Lexicon | None":
-        """Of words that are `said` so, () where that is not known; None where they have others than `phones`."""
-        if not {phone for word in said for phone in word} <= {*phones}:
-            return None
+        """Of words that are `said` so, () where that is not known, as it is not of words with others than `phones`.
+
+        None where those are more than one in twenty: they are of another notation.
+        """
         number = {phone: n for n, phone in enumerate(phones, 1)}
-        lengths = np.array([len(word) for word in said])
-        labels = np.zeros((len(said), lengths.max()), dtype=np.int64)
-        labels[np.arange(lengths.max()) < lengths[:, None]] = [number[phone] for word in said for phone in word]
+        rows = [[number.get(phone, 0) for phone in word] for word in said]
+        strange = sum(not all(row) for row in rows)
+        if strange > STRANGE * sum(map(bool, rows)):
+            return None
+        rows = [row if all(row) else [] for row in rows]
+        lengths = np.array([len(row) for row in rows])
+        labels = np.zeros((len(rows), lengths.max()), dtype=np.int64)
+        labels[np.arange(lengths.max()) < lengths[:, None]] = [label for row in rows for label in row]
         return cls(phones, torch.from_numpy(labels), torch.from_numpy(lengths))
 
 
@@ -83,21 +90,22 @@ class WordReader:
         blank[:, -1] = 0
         return Heard(blank, nothing, start - 1, torch.zeros_like(start))
 
-    def read(self, state: Heard, word: Tensor, log_probs: Tensor, now: Tensor) -> tuple[Heard, Tensor]:
-        """Read `word` [R] int64 (-1 for none) out of the frames up to `now` [R].
+    def read(self, state: Heard, word: Tensor, log_probs: Tensor, stream: Tensor, now: Tensor) -> tuple[Heard, Tensor]:
+        """Read `word` [R] int64 (-1 for none) out of the frames of `stream` [R] up to `now` [R], its newest.
 
-        `log_probs` [R, K, P] float32 end with the newest. Returns the state after, and what each row gains, [R]. A word
-        whose phones are not known is as likely to have ended at any of the frames, and gains `UNKNOWN`.
+        `log_probs` [B, K, P] float32 are those of all streams. Returns the state after, and what each row gains, [R]. A
+        word whose phones are not known is as likely to have ended at any of the frames, and gains `UNKNOWN`.
         """
         number = word.clamp(min=0).cpu()
         count = torch.where(word < 0, 0, self.lexicon.lengths[number].to(word.device))
         labels = self.lexicon.labels[number].to(word.device)
-        silence = log_probs[..., 0].clamp(min=LEAST)
-        (blank, label, blank_before, label_before), last = _until(state, log_probs, now), state.last
+        silence, last = _of(log_probs, stream, torch.zeros_like(stream)), state.last
+        lasts = _of(log_probs, stream, last).masked_fill((last == 0)[:, None], LEAST)
+        blank, label, blank_before, label_before = _until(state, silence, lasts, now)
         reached = torch.zeros_like(blank_before)
         for n in range(int(count.max()) if len(count) else 0):
             reads, phone = n < count, labels[:, n]
-            own = _of(log_probs, phone)
+            own = _of(log_probs, stream, phone)
             again = (phone == last)[:, None]  # which needs a blank between
             begins = torch.logaddexp(
                 _shifted(blank, blank_before), _shifted(label, label_before).masked_fill(again, NONE)
@@ -118,19 +126,20 @@ class WordReader:
         label = torch.where(unknown[:, None], NONE, label - reached[:, None])
         return Heard(blank, label, now.clone(), last.masked_fill(unknown, 0)), gain
 
-    def close(self, state: Heard, word: Tensor, log_probs: Tensor, now: Tensor) -> Tensor:
+    def close(self, state: Heard, word: Tensor, log_probs: Tensor, stream: Tensor, now: Tensor) -> Tensor:
         """What rows gain, [R], if `word` is their last and nothing was said after it; arguments as of `read`."""
-        after, gain = self.read(state, word, log_probs, now)
+        after, gain = self.read(state, word, log_probs, stream, now)
         ends = self.weight * torch.logaddexp(after.blank[:, -1], after.label[:, -1])
         return gain + ends.clamp(WORST, 0.0)
 
 
-def _until(state: Heard, log_probs: Tensor, now: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _until(state: Heard, silence: Tensor, own: Tensor, now: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`blank` and `label` [R, K] at the K frames up to `now`, and [R] at the frame before those.
 
-    What is further back than K frames is taken to have been silence that costs nothing.
+    The blank's log-probabilities there are `silence` [R, K], the last phone's `own` [R, K]. What is further back than K
+    frames is taken to have been silence that costs nothing.
     """
-    size = log_probs.shape[1]
+    size = silence.shape[1]
     passed = (now - state.until)[:, None]
     at = torch.arange(size, device=now.device) + passed
     new = at >= size
@@ -145,8 +154,6 @@ def _until(state: Heard, log_probs: Tensor, now: Tensor) -> tuple[Tensor, Tensor
     blank_before = torch.where(far, torch.logaddexp(state.blank[:, -1], state.label[:, -1]), blank_before)
     label_before = label_before.masked_fill(far, NONE)
     first = new & ~_shifted(new, torch.zeros_like(passed[:, 0], dtype=torch.bool))
-    own = _of(log_probs, state.last).masked_fill((state.last == 0)[:, None], LEAST)
-    silence = log_probs[..., 0].clamp(min=LEAST)
     goes_on = (_shifted(label, label_before) + own).masked_fill(~first, NONE)
     label = torch.where(new, _lasting(own.masked_fill(~new, 0), goes_on), label)
     rests = (_shifted(label, label_before) + silence).masked_fill(~new, NONE)
@@ -166,6 +173,7 @@ def _shifted(x: Tensor, first: Tensor) -> Tensor:
     return torch.cat([first[:, None], x[:, :-1]], dim=1)
 
 
-def _of(log_probs: Tensor, label: Tensor) -> Tensor:
-    """[R, K] of [R, K, P] for each row's `label` [R]."""
-    return log_probs.gather(2, label[:, None, None].expand(-1, log_probs.shape[1], 1))[..., 0].clamp(min=LEAST)
+def _of(log_probs: Tensor, stream: Tensor, label: Tensor) -> Tensor:
+    """[R, K] of [B, K, P], for each row's `stream` [R] and `label` [R]."""
+    frames = torch.arange(log_probs.shape[1], device=log_probs.device)
+    return log_probs[stream[:, None], frames, label[:, None]].clamp(min=LEAST)

@@ -29,7 +29,7 @@ from mocha_model.wide import WideSearch
 
 BUNDLED_LANGUAGE = BUNDLED.with_name("language.safetensors")
 LANGUAGE_WEIGHT = 1.0
-LIVE_CAUTION = 0.4  # see `JointConfig`; of live text, which is not to wait longer than it has to
+LIVE_CAUTION = 0.5  # see `JointConfig`; of live text, which is not to wait longer than it has to
 JOINT_PHRASE_BONUS = 1.5  # per character of a phrase: it is up against the language model
 
 

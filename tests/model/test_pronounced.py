@@ -45,14 +45,14 @@ def up_to(log_probs: Tensor, frame: int) -> Tensor:
 
 def read(log_probs: Tensor, *words: tuple[int, int], end: int | None = None, of: WordReader | None = None) -> float:
     """What words gain in all, each read at a frame; with `end` -1 as the last after so many frames."""
-    words_of = of or reader()
-    state, total = words_of.init_state(torch.tensor([0])), 0.0
+    words_of, only = of or reader(), torch.tensor([0])
+    state, total = words_of.init_state(only), 0.0
     for word, frame in words:
         at = torch.tensor([frame])
-        state, gain = words_of.read(state, torch.tensor([word]), up_to(log_probs, frame), at)
+        state, gain = words_of.read(state, torch.tensor([word]), up_to(log_probs, frame), only, at)
         total += float(gain)
     if end is not None:
-        total += float(words_of.close(state, torch.tensor([-1]), up_to(log_probs, end), torch.tensor([end])))
+        total += float(words_of.close(state, torch.tensor([-1]), up_to(log_probs, end), only, torch.tensor([end])))
     return total
 
 
@@ -125,13 +125,12 @@ def test_what_is_far_back_was_silence():
 
 def test_rows_do_not_mind_one_another():
     words_of, log_probs = reader(), [heard(8, 12), heard(9, 12)]
-    start = words_of.init_state(torch.tensor([0, 0]))
-    windows = torch.cat([up_to(x, 11) for x in log_probs])
-    state, gain = words_of.read(start, torch.tensor([2, 1]), windows, torch.tensor([11, 11]))
-    for row, word in enumerate((2, 1)):
-        alone, own = words_of.read(
-            words_of.init_state(torch.tensor([0])), torch.tensor([word]), windows[row : row + 1], torch.tensor([11])
-        )
+    windows, now = torch.cat([up_to(x, 11) for x in log_probs]), torch.tensor([11, 11, 11])
+    start, words, streams = words_of.init_state(torch.tensor([0, 0, 0])), (2, 1, 1), (0, 1, 0)
+    state, gain = words_of.read(start, torch.tensor(words), windows, torch.tensor(streams), now)
+    for row, (word, stream) in enumerate(zip(words, streams, strict=True)):
+        start, only = words_of.init_state(torch.tensor([0])), torch.tensor([0])
+        alone, own = words_of.read(start, torch.tensor([word]), windows[[stream]], only, now[:1])
         torch.testing.assert_close(gain[row : row + 1], own)
         torch.testing.assert_close(state.blank[row : row + 1], alone.blank)
 
@@ -166,6 +165,13 @@ def test_a_search_writes_the_word_that_sounds_like_what_was_heard(said: str):
         ).strip()
     assert found[None] == said
     assert found[0] in ("a", "b")
+
+
+def test_a_few_words_may_have_phones_that_nobody_hears():
+    lexicon = Lexicon.of([*[("x", "y")] * 19, ("x", "z"), ()], PHONES)
+    assert lexicon is not None and lexicon.lengths.tolist() == [2] * 19 + [0, 0]
+    assert lexicon.labels[0].tolist() == [1, 2]
+    assert Lexicon.of([*[("x", "y")] * 18, ("x", "z")], PHONES) is None
 
 
 def test_phones_of_others_are_not_asked():

@@ -333,7 +333,7 @@ def train_lm(
     """Make a language model of words for the search that reads files."""
     try:
         recogniser = load_checkpoint(model)
-        tokenizer, heard = recogniser.tokenizer, recogniser.config.phones
+        tokenizer = recogniser.tokenizer
         sentences = language.unseen(language.read_sentences(text, tokenizer), _transcripts(held_out))
         if not sentences:
             raise language.TextError("all sentences of the text are held out")
@@ -348,7 +348,7 @@ def train_lm(
                 config = WordLSTMConfig(epochs=lstm_epochs)
                 lstm, own = train_word_lstm(kept, config, lambda done: bar.update(task, completed=done))
                 made = language.mixed(counts, lstm, own, held, tokenizer)
-            made.said = language.said(counts.words, heard) if heard else ()
+            made.said = language.said(counts.words) if recogniser.config.phones else ()
             task = bar.add_task("measuring", total=len(held))
             letter, word = language.perplexity(made, held, tokenizer, lambda done: bar.advance(task, done))
     except (*UNREADABLE, language.TextError, PronunciationError) as error:

@@ -221,14 +221,11 @@ def mixed(
     return model
 
 
-def said(words: Iterable[str], phones: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """What `WordLanguageModel` wants to know of how `words` sound: () for one that has others than `phones`.
-
-    Raises PronunciationError.
-    """
+def said(words: Iterable[str]) -> tuple[tuple[str, ...], ...]:
+    """What `WordLanguageModel` wants to know of how `words` sound. Raises PronunciationError."""
     listed = list(words)
-    known, pronounced = {*phones}, pronounce(listed)
-    return tuple(pronounced[word] if known.issuperset(pronounced[word]) else () for word in listed)
+    phones = pronounce(listed)
+    return tuple(phones[word] for word in listed)
 
 
 def _batches(sentences: list[str]) -> Iterator[list[str]]:

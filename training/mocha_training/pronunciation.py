@@ -110,8 +110,8 @@ class PhoneBranch(nn.Module):
         log_probs, frames = self.output(x[known]).float().log_softmax(2), num_frames[known]
         loss = ctc(log_probs, frames, targets, num_targets)
         if denominator_weight:
-            first, follows, last = (share.to(x.device) for share in self.bigrams)
-            total = log_total_of_pairs(log_probs, frames, (first, follows, last))
+            after, first, last = (share.to(x.device) for share in self.bigrams)
+            total = log_total_of_pairs(log_probs, frames, (after, first, last))
             total = torch.where(has_ctc_path(frames, targets, num_targets), total, 0.0)
             loss = loss + denominator_weight * total.sum() / (num_targets - 1).sum().clamp(min=1)
         return loss
