@@ -17,6 +17,7 @@ from mocha_model.language import LanguageModelError, VocabularyError, WordLangua
 from mocha_model.prefix_tree import prefix_tree
 from mocha_model.tokenizer import Tokenizer
 from mocha_training.language import TextError, count_words, perplexity, read_sentences, unseen
+from tests.training.made_up import needs_voice
 
 TEXT = [
     "the cat sat on the mat",
@@ -216,6 +217,7 @@ def test_text_that_cannot_be_used(tokenizer: Tokenizer, tmp_path: Path):
     assert read_sentences([tmp_path / "long.txt"], tokenizer) == ["the cat", "a" * 64]
 
 
+@needs_voice
 def test_the_command_writes_what_evaluate_reads(tmp_path: Path):
     import typer
 
@@ -235,7 +237,10 @@ def test_the_command_writes_what_evaluate_reads(tmp_path: Path):
     options = ["--text", str(text), "--out", str(out), "--least", "1", "--words", str(words), "--lstm-epochs", "1"]
     done = CliRunner().invoke(app, options)
     assert done.exit_code == 0, done.output
-    made = WordLanguageModel.load(out, load_checkpoint(None).tokenizer)
+    recogniser = load_checkpoint(None)
+    made = WordLanguageModel.load(out, recogniser.tokenizer)
+    lexicon = made.lexicon(recogniser.config.phones)
+    assert lexicon is not None and lexicon.lengths[: len(made.counts.words)].all()
     own = {word for s in TEXT for word in s.split()}
     assert made.recurrent and {"cat", "mat"} <= {made.counts.words[n] for n in made.recurrent.words} <= own
     assert {"zebu", "aye"} == set(made.counts.words) - own
