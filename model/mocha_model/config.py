@@ -136,8 +136,9 @@ class SearchConfig(BaseModel):
         0.5, description="power of the frequencies of characters that posteriors are divided by"
     )
     length_bonus: float = Field(1.2, description="added per symbol, natural logarithm")
-    phone_weight: float = Field(0.3, gt=0, description="of what a head of phones says of each word, if there is one")
-    phone_bonus: float = Field(0.3, description="added per phone of a word, natural logarithm")
+    language_weight: float = Field(1.0, description="of the language model; more may be left to it beside phones")
+    phone_weight: float = Field(0.4, gt=0, description="of what a head of phones says of each word, if there is one")
+    phone_bonus: float = Field(0.4, description="added per phone of a word, natural logarithm")
 
 
 class ModelConfig(BaseModel):

@@ -28,8 +28,7 @@ from mocha_model.tokenizer import Tokenizer
 from mocha_model.wide import WideSearch
 
 BUNDLED_LANGUAGE = BUNDLED.with_name("language.safetensors")
-LANGUAGE_WEIGHT = 1.0
-LIVE_CAUTION = 0.5  # see `JointConfig`; of live text, which is not to wait longer than it has to
+LIVE_CAUTION = 0.6  # see `JointConfig`; of live text, which is not to wait longer than it has to
 JOINT_PHRASE_BONUS = 1.5  # per character of a phrase: it is up against the language model
 
 
@@ -68,7 +67,7 @@ def joint_fusion(
     language: WordLanguageModel,
     config: ModelConfig,
     prior_weight: float | None = None,
-    weight: float = LANGUAGE_WEIGHT,
+    language_weight: float | None = None,
     phone_weight: float | None = None,
 ) -> Fusion:
     """What a joint search of a model of `config` is fused with.
@@ -85,6 +84,7 @@ def joint_fusion(
     heard = search.phone_weight if phone_weight is None else phone_weight
     lexicon = language.lexicon(config.phones) if config.phones and heard else None
     words = WordReader(lexicon, heard, search.phone_bonus * heard / search.phone_weight) if lexicon else None
+    weight = search.language_weight if language_weight is None else language_weight
     return Fusion(((weight, language),), prior, words)
 
 

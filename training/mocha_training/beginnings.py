@@ -16,6 +16,7 @@ from mocha_training.data import Corpus
 from mocha_training.weights import draw_weights, grown
 
 TOLD_APART = SearchConfig(prior_weight=0.25, length_bonus=0.5)  # for a CTC head of `denominator_weight`
+BESIDE_PHONES = 1.3  # weight of the language model, when two that hear stand against it
 
 
 def feature_statistics(model: SpeechModel, corpus: Corpus, count: int, seed: int) -> None:
@@ -61,9 +62,10 @@ def started(init: Path, config: TrainConfig, preset: Preset | None) -> Checkpoin
 def _searched(model: ModelConfig, config: TrainConfig) -> ModelConfig:
     """`model`, to be searched as what `config` trains wants it, and without phones of an encoder that will be another.
 
-    Where a head of phones alone is trained, the rest is searched as before.
+    Where a head of phones alone is trained, only the language model's weight is another.
     """
-    if config.keep_phones:
-        return model.model_copy(update={"phones": ()})
-    search = TOLD_APART if config.denominator_weight else SearchConfig()
-    return model.model_copy(update={"search": search, "phones": () if config.train_encoder else model.phones})
+    search = model.search if config.keep_phones else TOLD_APART if config.denominator_weight else SearchConfig()
+    phones = () if config.train_encoder or config.keep_phones else model.phones
+    weight = BESIDE_PHONES if phones or config.keep_phones else SearchConfig().language_weight
+    search = search.model_copy(update={"language_weight": weight})
+    return model.model_copy(update={"search": search, "phones": phones})

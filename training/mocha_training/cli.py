@@ -18,7 +18,7 @@ from rich.table import Table
 from mocha_model.checkpoint import Checkpoint, CheckpointError, calibrate_checkpoint, load_checkpoint
 from mocha_model.joint import JointConfig
 from mocha_model.language import LanguageModelError, WordLanguageModel
-from mocha_model.recognizer import LANGUAGE_WEIGHT, LIVE_CAUTION, joint_search
+from mocha_model.recognizer import LIVE_CAUTION, joint_search
 from mocha_model.search import OfflineModelError
 from mocha_model.tokenizer import Units, normalize_text
 from mocha_training import calibrate as confidence
@@ -187,9 +187,9 @@ def evaluate(
     length_bonus: Annotated[float | None, typer.Option(help="per symbol, in either; joint: the model's own")] = None,
     selection_weight: Annotated[float | None, typer.Option(help="of the path's decisions, in beam search")] = None,
     lm: Annotated[Path | None, typer.Option(help="language model of `train-lm`, for either")] = None,
-    lm_weight: Annotated[float | None, typer.Option(help=f"of the language model; else {LANGUAGE_WEIGHT}")] = None,
+    lm_weight: Annotated[float | None, typer.Option(help="of the language model; the model's own")] = None,
     prior_weight: Annotated[float | None, typer.Option(help="of how frequent characters are; the model's own")] = None,
-    phone_weight: Annotated[float | None, typer.Option(help="of how words sound; 0: not at all")] = None,
+    phone_weight: Annotated[float | None, typer.Option(min=0, help="of how words sound; 0: not at all")] = None,
     fold_phones: Annotated[bool, typer.Option(help="score TIMIT's phones as 39 classes; WER is then PER")] = False,
     threads: Annotated[int, typer.Option(help="CPU threads; the real-time factor is per these")] = 1,
 ) -> None:

@@ -6,12 +6,12 @@ from mocha_model.beam import BeamConfig
 from mocha_model.config import ModelConfig
 from mocha_model.joint import JointConfig
 from mocha_model.language import WordLanguageModel
-from mocha_model.recognizer import LANGUAGE_WEIGHT, joint_fusion
+from mocha_model.recognizer import joint_fusion
 from mocha_model.scorers import Fusion
 from mocha_training.evaluate import Beam
 
 LANGUAGE_OPTIONS = {  # and what `joint_fusion` calls them
-    "lm_weight": "weight",
+    "lm_weight": "language_weight",
     "prior_weight": "prior_weight",
     "phone_weight": "phone_weight",
 }
@@ -64,6 +64,6 @@ def asked_for(
         fusion = joint_fusion(language, config, **weights) if language else Fusion(())
         return Beam(JointConfig(joint, **{"length_bonus": config.search.length_bonus} | told), fusion, settle)
     if beam:
-        weight = weights.get("weight", LANGUAGE_WEIGHT)
+        weight = weights.get("language_weight", config.search.language_weight)
         return Beam(BeamConfig(beam, **told), Fusion(((weight, language),) if language else ()))
     return None
