@@ -99,24 +99,7 @@ class WordReader:
         number = word.clamp(min=0).cpu()
         count = torch.where(word < 0, 0, self.lexicon.lengths[number].to(word.device))
         labels = self.lexicon.labels[number].to(word.device)
-        silence, last = _of(log_probs, stream, torch.zeros_like(stream)), state.last
-        lasts = _of(log_probs, stream, last).masked_fill((last == 0)[:, None], LEAST)
-        blank, label, blank_before, label_before = _until(state, silence, lasts, now)
-        reached = torch.zeros_like(blank_before)
-        for n in range(int(count.max()) if len(count) else 0):
-            reads, phone = n < count, labels[:, n]
-            own = _of(log_probs, stream, phone)
-            again = (phone == last)[:, None]  # which needs a blank between
-            begins = torch.logaddexp(
-                _shifted(blank, blank_before), _shifted(label, label_before).masked_fill(again, NONE)
-            )
-            begins = begins + own
-            reached = torch.where(count.eq(n + 1), begins.logsumexp(1), reached)
-            spoken = _lasting(own, begins)
-            after = _lasting(silence, _shifted(spoken, torch.full_like(blank_before, NONE)) + silence)
-            label, blank = (torch.where(reads[:, None], a, b) for a, b in ((spoken, label), (after, blank)))
-            blank_before, label_before = (x.masked_fill(reads, NONE) for x in (blank_before, label_before))
-            last = torch.where(reads, phone, last)
+        blank, label, reached = self._spoken(state, labels, count, log_probs, stream, now)
         unknown = (word >= 0) & (count == 0)
         gain = (self.weight * reached + self.bonus * count).clamp(min=WORST)
         gain = torch.where(unknown, UNKNOWN, gain)
@@ -124,7 +107,37 @@ class WordReader:
         anywhere = -math.log(log_probs.shape[1])
         blank = torch.where(unknown[:, None], anywhere, blank - reached[:, None])
         label = torch.where(unknown[:, None], NONE, label - reached[:, None])
+        last = torch.where(count > 0, labels.gather(1, (count - 1).clamp(min=0)[:, None])[:, 0], state.last)
         return Heard(blank, label, now.clone(), last.masked_fill(unknown, 0)), gain
+
+    def _spoken(
+        self, state: Heard, labels: Tensor, count: Tensor, log_probs: Tensor, stream: Tensor, now: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Forward variables [R, K] after `count` [R] of `labels` [R, N], of a blank and of the last label.
+
+        And the logarithm [R] of how likely it is that this label is reached, by how likely the words before are. Frames
+        come first here, then labels, of which the first is the last of the words before. Float64 has room for K frames
+        of such probabilities; what falls out of it has long lost.
+        """
+        most, rows = int(count.max()) if len(count) else 0, torch.arange(len(count), device=count.device)
+        before, after, new = _at(state, now)
+        spelled = torch.cat([state.last[None], labels[:, :most].T])  # [N + 1, R]
+        free = (spelled[1:] != spelled[:-1]).double()  # the same phone again needs a blank between
+        probs = log_probs.clamp(min=LEAST).double().exp().transpose(0, 1)  # [K, B, P]
+        own = probs[:, stream, spelled]
+        silence = probs[:, stream, 0][:, None].repeat(1, most + 1, 1)
+        own[:, 0] *= new * (state.last > 0)
+        silence[:, 0] *= new
+        quiet, spoken = own.new_zeros(2, len(own) + 1, *spelled.shape)
+        quiet[:, 0], spoken[:, 0] = before, after
+        begins = torch.empty_like(own[:, 1:])
+        for t in range(len(own)):
+            torch.addcmul(quiet[t, :-1], spoken[t, :-1], free, out=begins[t]).mul_(own[t, 1:])
+            spoken[t + 1].addcmul_(spoken[t], own[t])[1:] += begins[t]
+            quiet[t + 1].addcmul_(quiet[t] + spoken[t], silence[t])
+        blank, label = (x[1:, count, rows].T.log().float() for x in (quiet, spoken))
+        reached = begins.sum(0).log().float()[(count - 1).clamp(min=0), rows] if most else torch.zeros_like(blank[:, 0])
+        return blank, label, reached.masked_fill(count == 0, 0.0)
 
     def close(self, state: Heard, word: Tensor, log_probs: Tensor, stream: Tensor, now: Tensor) -> Tensor:
         """What rows gain, [R], if `word` is their last and nothing was said after it; arguments as of `read`."""
@@ -133,47 +146,19 @@ class WordReader:
         return gain + ends.clamp(WORST, 0.0)
 
 
-def _until(state: Heard, silence: Tensor, own: Tensor, now: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`blank` and `label` [R, K] at the K frames up to `now`, and [R] at the frame before those.
+def _at(state: Heard, now: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What is left of the words before at the frame before the K up to `now` [R], and at those: blank, label and `new`.
 
-    The blank's log-probabilities there are `silence` [R, K], the last phone's `own` [R, K]. What is further back than K
-    frames is taken to have been silence that costs nothing.
+    All are [K + 1, R] float64 but `new` [K, R], frames that the words before have not been read from: 0 stands there.
+    What is further back than K frames is taken to have been silence that costs nothing.
     """
-    size = silence.shape[1]
-    passed = (now - state.until)[:, None]
-    at = torch.arange(size, device=now.device) + passed
-    new = at >= size
+    size, passed = state.blank.shape[1], now - state.until
+    at = torch.arange(-1, size, device=now.device)[:, None] + passed  # of the K frames that `state` has
+    known = (at >= 0) & (at < size)
 
-    def earlier(x: Tensor) -> tuple[Tensor, Tensor]:
-        """`x` [R, K] moved to the new frames, and what stood before the first of them."""
-        moved = x.gather(1, at.clamp(max=size - 1)).masked_fill(new, NONE)
-        return moved, x.gather(1, (passed - 1).clamp(0, size - 1))[:, 0].masked_fill(passed[:, 0] < 1, NONE)
+    def moved(x: Tensor) -> Tensor:
+        return x.double().exp().T.gather(0, at.clamp(0, size - 1)) * known
 
-    (blank, blank_before), (label, label_before) = earlier(state.blank), earlier(state.label)
-    far = passed[:, 0] > size
-    blank_before = torch.where(far, torch.logaddexp(state.blank[:, -1], state.label[:, -1]), blank_before)
-    label_before = label_before.masked_fill(far, NONE)
-    first = new & ~_shifted(new, torch.zeros_like(passed[:, 0], dtype=torch.bool))
-    goes_on = (_shifted(label, label_before) + own).masked_fill(~first, NONE)
-    label = torch.where(new, _lasting(own.masked_fill(~new, 0), goes_on), label)
-    rests = (_shifted(label, label_before) + silence).masked_fill(~new, NONE)
-    rests = torch.where(first, torch.logaddexp(rests, _shifted(blank, blank_before) + silence), rests)
-    blank = torch.where(new, _lasting(silence.masked_fill(~new, 0), rests), blank)
-    return blank, label, blank_before, label_before
-
-
-def _lasting(own: Tensor, begins: Tensor) -> Tensor:
-    """Forward variables of a label that begins with `begins` [R, K], its first frame included, and lasts by `own`."""
-    all_along = own.cumsum(1)
-    return all_along + (begins - all_along).logcumsumexp(1)
-
-
-def _shifted(x: Tensor, first: Tensor) -> Tensor:
-    """`x` [R, K] a frame later, `first` [R] before it."""
-    return torch.cat([first[:, None], x[:, :-1]], dim=1)
-
-
-def _of(log_probs: Tensor, stream: Tensor, label: Tensor) -> Tensor:
-    """[R, K] of [B, K, P], for each row's `stream` [R] and `label` [R]."""
-    frames = torch.arange(log_probs.shape[1], device=log_probs.device)
-    return log_probs[stream[:, None], frames, label[:, None]].clamp(min=LEAST)
+    blank, label = moved(state.blank), moved(state.label)
+    blank[0] += (passed > size) * torch.logaddexp(state.blank[:, -1], state.label[:, -1]).double().exp()
+    return blank, label, (at >= size)[1:]
