@@ -8,6 +8,7 @@ how it sounds as well, when it is complete (`pronounced`). Streaming and stable 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,14 +19,15 @@ from mocha_model.config import DecoderConfig
 from mocha_model.decoder import Decoder
 from mocha_model.hypotheses import MAX_UNSTABLE, Hypotheses, append
 from mocha_model.language import WordLanguageModel
-from mocha_model.pronounced import ASTRAY, LEAST, REACH, WordReader
-from mocha_model.scorers import Fusion
+from mocha_model.pronounced import ASTRAY, LEAST, REACH, UNKNOWN, WordReader
+from mocha_model.scorers import Fusion, Price
 from mocha_model.search import Symbol
 from mocha_model.streaming import gather_rows, map_state, scatter_rows, where_rows
 from mocha_model.tokenizer import Tokenizer
 from mocha_model.wide import Follower, WideSearch, WideState
 
 SILENT = -0.02  # log-probability of blank from which on nothing is written at a frame
+SPELLED = 0.5  # of what an unknown word's spelling costs, where a phrase has that word
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,28 @@ class Prefixes(Hypotheses):
     name: Tensor
     stem: Tensor
     sounds: Any
+
+
+def price_of_words(fusion: Fusion) -> Price | None:
+    """What a search that asks how words sound takes off a word that it does not know; None if it does not ask.
+
+    And half of what the language model takes off for how such a word is spelled: a phrase says that it may come.
+    """
+    if fusion.words is None:
+        return None
+    (words, language), weight = _asked(fusion), fusion.parts[0][0]
+    phones = words.lexicon.lengths.tolist()
+
+    def price(word: Sequence[int], ends: bool) -> float:
+        begun, number = language.known(word)
+        taken = -ASTRAY * (len(word) - begun)
+        if ends and (number is None or not phones[number]):
+            taken -= UNKNOWN
+        if begun < len(word) or (ends and number is None):
+            taken -= SPELLED * weight * language.spelling(word, ends)
+        return taken
+
+    return price
 
 
 class JointSearch(WideSearch):
@@ -261,7 +285,7 @@ class JointSearch(WideSearch):
 
         Scorers are `before` and `after` the newest symbol, [R, ...]; the sounds of `h` are changed in place.
         """
-        words, language = self._words()
+        words, language = _asked(self.fusion)
         gain = torch.where(language.astray(after[0]), ASTRAY, h.added.new_zeros(len(at)))
         ends = language.completed(before[0], after[0]).nonzero()[:, 0]
         if len(ends):
@@ -271,12 +295,6 @@ class JointSearch(WideSearch):
             sounds, gain[ends] = words.read(*read)
             scatter_rows(h.sounds, rows, sounds)
         return replace(h, added=h.added.index_add(0, at, gain), score=h.score.index_add(0, at, gain))
-
-    def _words(self) -> tuple[WordReader, WordLanguageModel]:
-        """What is asked how words sound, and what knows the words."""
-        language = self.fusion.parts[0][1]
-        assert self.fusion.words is not None and isinstance(language, WordLanguageModel)
-        return self.fusion.words, language
 
     def _strict(self, score: Tensor) -> Tensor:
         """`score` [B, W] without what is too much worse than the best of its row, [B W]."""
@@ -290,7 +308,7 @@ class JointSearch(WideSearch):
         h = state.hypotheses
         if self.fusion.words and rows.any():
             at = rows.nonzero()[:, 0]
-            words, language = self._words()
+            words, language = _asked(self.fusion)
             ending: Prefixes = map_state(lambda x: x[at].flatten(0, 1), h)
             newest, width = (state.num_frames - 1)[at].repeat_interleave(self.width), self.width
             word, stream = language.unfinished(ending.scorers[0]), at.repeat_interleave(width)
@@ -301,6 +319,13 @@ class JointSearch(WideSearch):
             h = replace(h, score=h.score + worth[:, Tokenizer.eos_id].view_as(h.score))
         state = replace(state, hypotheses=where_rows(rows, h, state.hypotheses))
         return super().close(rows, state, frame, symbols, keys, values)
+
+
+def _asked(fusion: Fusion) -> tuple[WordReader, WordLanguageModel]:
+    """What is asked how words sound, and what knows the words."""
+    language = fusion.parts[0][1]
+    assert fusion.words is not None and isinstance(language, WordLanguageModel)
+    return fusion.words, language
 
 
 def _scored(h: Prefixes) -> Prefixes:

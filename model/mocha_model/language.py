@@ -8,6 +8,7 @@ price of an unknown word. Knows nothing of attention or audio.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,20 @@ class WordLanguageModel:
         The numbers from V on stand for no word, and have none.
         """
         return Lexicon.of((*self.said, (), (), ()), phones) if self.said else None
+
+    def known(self, symbols: Sequence[int]) -> tuple[int, int | None]:
+        """How many of `symbols`, from the first on, some word begins with; and the number of the word that all are."""
+        node, children = 0, self._children.numpy()
+        for place, symbol in enumerate(symbols):
+            if (node := children[node, symbol]) == len(children) - 1:
+                return place, None
+        first, following = self._bounds[node, :2].tolist()
+        return len(symbols), first if first < following else None
+
+    def spelling(self, symbols: Sequence[int], ends: bool) -> float:
+        """Log-probability that an unknown word begins with `symbols`, or is all of them where it `ends`."""
+        path = [self._space, *symbols, *[Tokenizer.blank_id] * ends]
+        return float(self.counts.spelling[path[:-1], path[1:]].sum())
 
     def completed(self, before: LanguageState, after: LanguageState) -> Tensor:
         """Rows [B] bool that have just written the end of a word, which is then `after`'s `previous`."""

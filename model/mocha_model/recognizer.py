@@ -16,7 +16,7 @@ from mocha_model.confidence import Calibration
 from mocha_model.config import ModelConfig
 from mocha_model.emissions import Emission
 from mocha_model.features import FeatureState
-from mocha_model.joint import JointConfig, JointSearch
+from mocha_model.joint import JointConfig, JointSearch, price_of_words
 from mocha_model.language import VocabularyError, WordLanguageModel
 from mocha_model.model import SpeechModel
 from mocha_model.pronounced import WordReader
@@ -155,7 +155,7 @@ class Recognizer:
         config, fusion = found
         if patience_s is not None:
             config = live_joint(config, int(patience_s * self.sample_rate) // self.frame_samples)
-        parts = (self.model, self.tokenizer, self.provenance, config, fusion, self._joint_phrases())
+        parts = (self.model, self.tokenizer, self.provenance, config, fusion, self._joint_phrases(fusion))
         return Recognizer(*parts, self.file_calibration or self.calibration)
 
     def settling(self, width: int, language: Path | None = None) -> "Recognizer":
@@ -167,7 +167,8 @@ class Recognizer:
         if (found := joint_search(self.config, self.tokenizer, width, language)) is None:
             return self._greedy()
         config, fusion = found
-        parts = (self.model, self.tokenizer, self.provenance, None, fusion, self._joint_phrases())
+        phrases = self._joint_phrases(Fusion(()))  # which live text has too, in a measure
+        parts = (self.model, self.tokenizer, self.provenance, None, fusion, phrases)
         return Recognizer(*parts, self.calibration, self.file_calibration or self.calibration, settled=config)
 
     def _greedy(self) -> "Recognizer":
@@ -175,8 +176,10 @@ class Recognizer:
         parts = (self.model, self.tokenizer, self.provenance, None, None, phrases)
         return Recognizer(*parts, self.calibration, self.file_calibration)
 
-    def _joint_phrases(self) -> PhraseBook | None:
-        return PhraseBook(self.tokenizer, JOINT_PHRASE_BONUS) if self.phrases is not None else None
+    def _joint_phrases(self, fusion: Fusion) -> PhraseBook | None:
+        if self.phrases is None:
+            return None
+        return PhraseBook(self.tokenizer, JOINT_PHRASE_BONUS, price_of_words(fusion))
 
     @property
     def name(self) -> str:

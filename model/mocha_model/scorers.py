@@ -4,7 +4,7 @@ A scorer is stateful and batched like everything else: it is told the symbols of
 what each next symbol is worth. Knows nothing of attention or audio.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -77,6 +77,7 @@ class PhraseState:
 
 
 Trie = tuple[Tensor, Tensor]  # `next_node` and `worth` of its nodes, see `PhraseBook`
+Price = Callable[[Sequence[int], bool], float]  # of what is written of a word, and whether it ends there
 
 
 PHRASE_BONUS = 0.5  # per character of a phrase, in live text
@@ -91,9 +92,9 @@ class PhraseBook:
     belongs to rows without phrases and is worth nothing.
     """
 
-    def __init__(self, tokenizer: Tokenizer, bonus: float = PHRASE_BONUS) -> None:
-        """`bonus` is per character of a phrase."""
-        self._tokenizer, self._bonus = tokenizer, bonus
+    def __init__(self, tokenizer: Tokenizer, bonus: float = PHRASE_BONUS, price: Price | None = None) -> None:
+        """`bonus` is per character of a phrase, beside the `price` that its words have in a search."""
+        self._tokenizer, self._bonus, self._price = tokenizer, bonus, price or _nothing
         self._vacant: list[tuple[int, int]] = []  # (first node, how many) that are free, sorted
         self._sizes: dict[int, int] = {}  # nodes of the trie at a root
         self._next_node = torch.zeros(1, tokenizer.vocab_size, dtype=torch.int64)
@@ -110,7 +111,7 @@ class PhraseBook:
     def trie(self, phrases: Sequence[str]) -> Trie | None:
         """What `insert` takes. Nearly all the work, and may be done in any thread: it leaves the table alone."""
         cleaned = [text for text in (normalize_text(p, self._tokenizer.units) for p in phrases) if text]
-        return _trie(cleaned, self._tokenizer, self._bonus) if cleaned else None
+        return _trie(cleaned, self._tokenizer, self._bonus, self._price) if cleaned else None
 
     def insert(self, trie: Trie | None) -> int:
         """See `add`."""
@@ -179,32 +180,44 @@ class PhraseBook:
         return PhraseState(self._next_node[state.node.cpu(), token.cpu()].to(token.device), state.root)
 
 
-def _trie(phrases: Sequence[str], tokenizer: Tokenizer, bonus: float) -> Trie:
+def _nothing(word: Sequence[int], ends: bool) -> float:
+    """A `Price`."""
+    return 0.0
+
+
+def _trie(phrases: Sequence[str], tokenizer: Tokenizer, bonus: float, price: Price) -> Trie:
     """`next_node` [N, V] int64 and `worth` [N, V] of a trie; node 0 is inside another word, 1 before a word."""
     space, vocab = tokenizer.encode(" ")[0], tokenizer.vocab_size
     children: list[dict[int, int]] = [{}, {}]
+    gains, owed = [0.0, 0.0], [0.0, 0.0]  # on the way into a node; for what is written of its word
     complete: set[int] = set()
     for phrase in phrases:
-        node = 1
+        node, word = 1, list[int]()
         for token in [*tokenizer.encode(phrase), space]:
-            node = children[node].setdefault(token, len(children))
+            before, ends = node, token == space
+            word += [] if ends else [token]
+            node = children[before].setdefault(token, len(children))
             if node == len(children):
                 children.append({})
+                total = price(word, ends)
+                gains.append(bonus + total - owed[before])
+                owed.append(0.0 if ends else total)
+            word = [] if ends else word
         complete.add(node)
-    edges: list[tuple[int, int, int]] = []  # node, token, node
+    edges: list[tuple[int, int, int, float]] = []  # node, token, node, worth
     earned = [0.0] * len(children)  # since the last complete phrase on the way to a node; parents come before children
     for node, below in enumerate(children):
         # The space that ends a phrase is also where the next word, and another phrase, may begin.
         onwards = children[1] | below if node in complete else below
-        edges += [(node, token, into) for token, into in onwards.items()]
-        if below.get(space) in complete:
-            edges.append((node, tokenizer.eos_id, 0))
+        edges += [(node, token, into, gains[into]) for token, into in onwards.items()]
+        if (end := below.get(space)) in complete:
+            edges.append((node, tokenizer.eos_id, 0, gains[end]))
         for into in below.values():
-            earned[into] = 0.0 if into in complete else earned[node] + bonus
-    source, symbol, target = torch.tensor(edges).unbind(1)
+            earned[into] = 0.0 if into in complete else earned[node] + gains[into]
+    source, symbol, target, gain = (torch.tensor(column) for column in zip(*edges, strict=True))
     next_node = torch.zeros(len(children), vocab, dtype=torch.int64)
     next_node[:, space] = 1
     next_node[source, symbol] = target
     worth = -torch.tensor(earned)[:, None].repeat(1, vocab)
-    worth[source, symbol] = bonus
+    worth[source, symbol] = gain
     return next_node, worth

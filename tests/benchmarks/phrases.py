@@ -1,7 +1,8 @@
 """What favoured phrases bring: how many rare words are found, how many are imagined, and what it costs.
 
 Rare words are those of at least five letters that the training transcripts have at most twice. Each dev utterance that
-has one is read with a list: its own rare words among `--others` that it does not have. Needs recorded speech. Run it as
+has one is read with a list: its own rare words among `--others` that it does not have. With `--unknown` they are those
+that the bundled language model does not know, mostly names. Needs recorded speech. Run it as
 `python tests/benchmarks/phrases.py --data $MOCHA_SPEECH` (prints a table, writes docs/phrases.json).
 """
 
@@ -21,7 +22,8 @@ from rich.table import Table
 
 from mocha_model.checkpoint import Checkpoint, load_checkpoint
 from mocha_model.emissions import text_of
-from mocha_model.joint import JointConfig
+from mocha_model.joint import JointConfig, price_of_words
+from mocha_model.language import WordLanguageModel
 from mocha_model.recognizer import Recognizer, joint_search, live_joint
 from mocha_model.scorers import PhraseBook
 from mocha_training.data import Corpus, load_corpus
@@ -35,9 +37,9 @@ def measure(
     checkpoint: Checkpoint, dev: Corpus, rare: set[str], others: int, width: int, bonus: float, patience: int | None
 ) -> dict[str, float]:
     """Rates of one way of decoding; `seconds` is time in the recogniser."""
-    book = PhraseBook(checkpoint.tokenizer, bonus)
     searching = joint_search(checkpoint.config, checkpoint.tokenizer, width) if width else None
     config, fusion = searching or (None, None)
+    book = PhraseBook(checkpoint.tokenizer, bonus, price_of_words(fusion) if fusion else None)
     if config and patience is not None:
         config = live_joint(config, patience)
     recognizer = Recognizer(checkpoint.model, checkpoint.tokenizer, None, config, fusion, phrases=book)
@@ -70,6 +72,15 @@ def measure(
     }
 
 
+def known_words(checkpoint: Checkpoint) -> set[str]:
+    """Those of the bundled language model."""
+    searching = joint_search(checkpoint.config, checkpoint.tokenizer, 1)
+    assert searching, "the bundled language model is of another vocabulary"
+    language = searching[1].parts[0][1]
+    assert isinstance(language, WordLanguageModel)
+    return set(language.counts.words)
+
+
 def main() -> None:
     """Measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -77,6 +88,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="checkpoint; the bundled one if not given")
     parser.add_argument("--joint", type=int, default=JointConfig().width, help="prefixes of joint search")
     parser.add_argument("--patience", type=int, help="frames, of joint search of live text; none if not given")
+    parser.add_argument("--unknown", action="store_true", help="words that the language model does not know")
     parser.add_argument("--others", type=int, default=50, help="phrases of each list that are not spoken")
     parser.add_argument("--limit", type=int, default=0, help="only so many utterances")
     parser.add_argument("--out", type=Path, default=Path("docs/phrases.json"))
@@ -85,7 +97,8 @@ def main() -> None:
     checkpoint, dev = load_checkpoint(options.model), load_corpus(options.data / "dev.jsonl")
     seen = Counter(w for u in load_corpus(options.data / "train.jsonl").utterances for w in u.text.split())
     words = {w for u in dev.utterances for w in u.text.split()}
-    rare = {w for w in words if seen[w] <= AT_MOST_SEEN and len(w) >= MIN_LETTERS}
+    known = known_words(checkpoint) if options.unknown else {w for w in seen if seen[w] > AT_MOST_SEEN}
+    rare = {w for w in words - known if len(w) >= MIN_LETTERS}
     dev = dev.subset([i for i, u in enumerate(dev.utterances) if rare & set(u.text.split())][: options.limit or None])
     table = Table("width", "nats per character", "rare words found", "imagined", "WER %", "time", title=str(len(rare)))
     rows: list[dict[str, Any]] = []

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -175,6 +176,25 @@ def test_phrases_earn_their_bonus_only_when_complete():
     assert total("bad ") == 0 and total("bath ") == 0 and total("abat ") == 0
     assert total("new ") == 4 and total("new bat ") == 8
     assert total("new york ") == 9 and total("new yolk ") == 4 and total("new yo") == 6
+
+
+def test_what_words_of_phrases_cost_is_paid_back_with_their_bonus():
+    tokenizer = Tokenizer.from_texts(["abcdefghijklmnopqrstuvwxyz "])
+    bat = tokenizer.encode("bat")
+
+    def price(word: Sequence[int], ends: bool) -> float:
+        """Of a word that is known as far as "ba"."""
+        return 10.0 * (list(word) == bat) + 5.0 * ends
+
+    book = PhraseBook(tokenizer, 1.0, price)
+    root = book.add(["a bat"])
+
+    def total(text: str) -> float:
+        return worth_of(book, root, tokenizer.encode(text))
+
+    assert total("a ba") == 4 + 5 and total("a bat") == 5 + 15 and total("a bat ") == 6 + 20
+    assert total("a bad") == total("a bats") == total("b") == 0
+    assert worth_of(book, root, [*tokenizer.encode("a bat"), Tokenizer.eos_id]) == 6 + 20
 
 
 def worth_of(book: PhraseBook, root: int, tokens: list[int]) -> float:
