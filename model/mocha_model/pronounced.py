@@ -14,12 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mocha_model.streaming import map_state
+
 REACH = 64  # frames, of 2.6 s: what a word may have lasted
 WORST = -20.0  # what a word with phones gains at least
 UNKNOWN = -4.0  # what a word without phones gains
 ASTRAY = -1.0  # what a character gains with which a prefix begins no word
 NONE = -torch.inf
 STRANGE = 0.05  # share of words that may have phones that are not heard
+AT_ONCE = 1024  # rows, so that memory stays small where many segments end together
 LEAST = -50.0  # of a log-probability, so that sums over all frames are exact enough
 
 
@@ -99,7 +102,10 @@ class WordReader:
         number = word.clamp(min=0).cpu()
         count = torch.where(word < 0, 0, self.lexicon.lengths[number].to(word.device))
         labels = self.lexicon.labels[number].to(word.device)
-        blank, label, reached = self._spoken(state, labels, count, log_probs, stream, now)
+        probs = log_probs.clamp(min=LEAST).exp().transpose(0, 1)
+        parts = [slice(n, n + AT_ONCE) for n in range(0, max(len(word), 1), AT_ONCE)]
+        rows = (map_state(lambda x, p=p: x[p], (state, labels, count, stream, now)) for p in parts)
+        blank, label, reached = (torch.cat(x) for x in zip(*(_spoken(probs, *part) for part in rows), strict=True))
         unknown = (word >= 0) & (count == 0)
         gain = (self.weight * reached + self.bonus * count).clamp(min=WORST)
         gain = torch.where(unknown, UNKNOWN, gain)
@@ -110,40 +116,40 @@ class WordReader:
         last = torch.where(count > 0, labels.gather(1, (count - 1).clamp(min=0)[:, None])[:, 0], state.last)
         return Heard(blank, label, now.clone(), last.masked_fill(unknown, 0)), gain
 
-    def _spoken(
-        self, state: Heard, labels: Tensor, count: Tensor, log_probs: Tensor, stream: Tensor, now: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Forward variables [R, K] after `count` [R] of `labels` [R, N], of a blank and of the last label.
-
-        And the logarithm [R] of how likely it is that this label is reached, by how likely the words before are. Frames
-        come first here, then labels, of which the first is the last of the words before. Float64 has room for K frames
-        of such probabilities; what falls out of it has long lost.
-        """
-        most, rows = int(count.max()) if len(count) else 0, torch.arange(len(count), device=count.device)
-        before, after, new = _at(state, now)
-        spelled = torch.cat([state.last[None], labels[:, :most].T])  # [N + 1, R]
-        free = (spelled[1:] != spelled[:-1]).double()  # the same phone again needs a blank between
-        probs = log_probs.clamp(min=LEAST).double().exp().transpose(0, 1)  # [K, B, P]
-        own = probs[:, stream, spelled]
-        silence = probs[:, stream, 0][:, None].repeat(1, most + 1, 1)
-        own[:, 0] *= new * (state.last > 0)
-        silence[:, 0] *= new
-        quiet, spoken = own.new_zeros(2, len(own) + 1, *spelled.shape)
-        quiet[:, 0], spoken[:, 0] = before, after
-        begins = torch.empty_like(own[:, 1:])
-        for t in range(len(own)):
-            torch.addcmul(quiet[t, :-1], spoken[t, :-1], free, out=begins[t]).mul_(own[t, 1:])
-            spoken[t + 1].addcmul_(spoken[t], own[t])[1:] += begins[t]
-            quiet[t + 1].addcmul_(quiet[t] + spoken[t], silence[t])
-        blank, label = (x[1:, count, rows].T.log().float() for x in (quiet, spoken))
-        reached = begins.sum(0).log().float()[(count - 1).clamp(min=0), rows] if most else torch.zeros_like(blank[:, 0])
-        return blank, label, reached.masked_fill(count == 0, 0.0)
-
     def close(self, state: Heard, word: Tensor, log_probs: Tensor, stream: Tensor, now: Tensor) -> Tensor:
         """What rows gain, [R], if `word` is their last and nothing was said after it; arguments as of `read`."""
         after, gain = self.read(state, word, log_probs, stream, now)
         ends = self.weight * torch.logaddexp(after.blank[:, -1], after.label[:, -1])
         return gain + ends.clamp(WORST, 0.0)
+
+
+def _spoken(
+    probs: Tensor, state: Heard, labels: Tensor, count: Tensor, stream: Tensor, now: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Forward variables [R, K] after `count` [R] of `labels` [R, N] in `probs` [K, B, P]: of a blank, of the last.
+
+    And the logarithm [R] of how likely it is that this label is reached, by how likely the words before are. Frames
+    come first here, then labels, of which the first is the last of the words before. Float64 has room for K frames
+    of such probabilities; what falls out of it has long lost.
+    """
+    most, rows = int(count.max()) if len(count) else 0, torch.arange(len(count), device=count.device)
+    before, after, new = _at(state, now)
+    spelled = torch.cat([state.last[None], labels[:, :most].T])  # [N + 1, R]
+    free = (spelled[1:] != spelled[:-1]).double()  # the same phone again needs a blank between
+    own = probs[:, stream, spelled].double()
+    silence = probs[:, stream, 0].double()[:, None].repeat(1, most + 1, 1)
+    own[:, 0] *= new * (state.last > 0)
+    silence[:, 0] *= new
+    quiet, spoken = own.new_zeros(2, len(own) + 1, *spelled.shape)
+    quiet[:, 0], spoken[:, 0] = before, after
+    begins = torch.empty_like(own[:, 1:])
+    for t in range(len(own)):
+        torch.addcmul(quiet[t, :-1], spoken[t, :-1], free, out=begins[t]).mul_(own[t, 1:])
+        spoken[t + 1].addcmul_(spoken[t], own[t])[1:] += begins[t]
+        quiet[t + 1].addcmul_(quiet[t] + spoken[t], silence[t])
+    blank, label = (x[1:, count, rows].T.log().float() for x in (quiet, spoken))
+    reached = begins.sum(0).log().float()[(count - 1).clamp(min=0), rows] if most else torch.zeros_like(blank[:, 0])
+    return blank, label, reached.masked_fill(count == 0, 0.0)
 
 
 def _at(state: Heard, now: Tensor) -> tuple[Tensor, Tensor, Tensor]:

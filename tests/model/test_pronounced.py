@@ -123,7 +123,9 @@ def test_what_is_far_back_was_silence():
     assert both - early == pytest.approx(ended + read(tail, (1, REACH - 1)), abs=1e-3)
 
 
-def test_rows_do_not_mind_one_another():
+@pytest.mark.parametrize("at_once", [2, 1024])
+def test_rows_do_not_mind_one_another(monkeypatch: pytest.MonkeyPatch, at_once: int):
+    monkeypatch.setattr("mocha_model.pronounced.AT_ONCE", at_once)
     words_of, log_probs = reader(), [heard(8, 12), heard(9, 12)]
     windows, now = torch.cat([up_to(x, 11) for x in log_probs]), torch.tensor([11, 11, 11])
     start, words, streams = words_of.init_state(torch.tensor([0, 0, 0])), (2, 1, 1), (0, 1, 0)
