@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mocha_model.streaming import map_state
 
@@ -23,6 +24,7 @@ ASTRAY = -1.0  # what a character gains with which a prefix begins no word
 NONE = -torch.inf
 STRANGE = 0.05  # share of words that may have phones that are not heard
 AT_ONCE = 1024  # rows, so that memory stays small where many segments end together
+NOTHING = math.exp(-70)  # a probability that adds nothing to what gains more than `WORST`
 LEAST = -50.0  # of a log-probability, so that sums over all frames are exact enough
 
 
@@ -134,6 +136,8 @@ def _spoken(
     """
     most, rows = int(count.max()) if len(count) else 0, torch.arange(len(count), device=count.device)
     before, after, new = _at(state, now)
+    first = int(((before + after) > NOTHING).any(1).int().argmax())  # what it says of frames before, nobody asks
+    before, after, new, probs = before[first:], after[first:], new[first:], probs[first:]
     spelled = torch.cat([state.last[None], labels[:, :most].T])  # [N + 1, R]
     free = (spelled[1:] != spelled[:-1]).double()  # the same phone again needs a blank between
     own = probs[:, stream, spelled].double()
@@ -147,7 +151,7 @@ def _spoken(
         torch.addcmul(quiet[t, :-1], spoken[t, :-1], free, out=begins[t]).mul_(own[t, 1:])
         spoken[t + 1].addcmul_(spoken[t], own[t])[1:] += begins[t]
         quiet[t + 1].addcmul_(quiet[t] + spoken[t], silence[t])
-    blank, label = (x[1:, count, rows].T.log().float() for x in (quiet, spoken))
+    blank, label = (pad(x[1:, count, rows].T.log().float(), (first, 0), value=NONE) for x in (quiet, spoken))
     reached = begins.sum(0).log().float()[(count - 1).clamp(min=0), rows] if most else torch.zeros_like(blank[:, 0])
     return blank, label, reached.masked_fill(count == 0, 0.0)
 
