@@ -28,7 +28,7 @@ from mocha_training import cli, data, losses, splicing
 from mocha_training.augment import AugmentConfig, Augmenter
 from mocha_training.average import average_checkpoints
 from mocha_training.batches import EpochBatches
-from mocha_training.beginnings import TOLD_APART, started
+from mocha_training.beginnings import BESIDE_PHONES, TOLD_APART, started
 from mocha_training.config import TrainConfig
 from mocha_training.data import Batch, Corpus, CorpusError, load_corpus, make_batches, trainable
 from mocha_training.denominator import character_trigrams, denominator
@@ -468,7 +468,8 @@ def test_the_last_recipe_changes_what_the_ctc_head_says_and_nothing_else(
     after = load_checkpoint(tmp_path / "run" / "final.safetensors")
     last, before = after.model.state_dict(), load_checkpoint(BUNDLED).model.state_dict()
     assert {name for name in last if not torch.equal(last[name], before[name])} == {"ctc.weight", "ctc.bias"}
-    assert after.config.search == TOLD_APART != SearchConfig()
+    assert after.config.phones  # and of the head beside them the search knows too
+    assert after.config.search == TOLD_APART.model_copy(update={"language_weight": BESIDE_PHONES}) != TOLD_APART
 
 
 def test_a_model_says_how_its_ctc_head_wants_to_be_searched():
