@@ -72,6 +72,12 @@ def lively_recognizer(config: ModelConfig | None = None) -> Recognizer:
     return Recognizer(model, tokenizer, {"name": "lively"})
 
 
+def sound(count: int) -> torch.Tensor:
+    """Samples [count] of noise that comes and goes."""
+    noise = torch.randn(count, generator=torch.Generator().manual_seed(3)) * 0.1
+    return noise * (torch.arange(count) / 5000).sin().abs()
+
+
 @pytest.fixture(scope="session")
 def lively() -> Recognizer:
     return lively_recognizer()

@@ -8,7 +8,6 @@ how it sounds as well, when it is complete (`pronounced`). Streaming and stable 
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,15 +18,15 @@ from mocha_model.config import DecoderConfig
 from mocha_model.decoder import Decoder
 from mocha_model.hypotheses import MAX_UNSTABLE, Hypotheses, append
 from mocha_model.language import WordLanguageModel
-from mocha_model.pronounced import ASTRAY, LEAST, REACH, UNKNOWN, WordReader
-from mocha_model.scorers import Fusion, Price
+from mocha_model.phrases import PhraseBook, Wording
+from mocha_model.pronounced import ASTRAY, LEAST, REACH, WordReader
+from mocha_model.scorers import Fusion
 from mocha_model.search import Symbol
 from mocha_model.streaming import gather_rows, map_state, scatter_rows, where_rows
 from mocha_model.tokenizer import Tokenizer
 from mocha_model.wide import Follower, WideSearch, WideState
 
 SILENT = -0.02  # log-probability of blank from which on nothing is written at a frame
-SPELLED = 0.5  # of what an unknown word's spelling costs, where a phrase has that word
 
 
 @dataclass(frozen=True)
@@ -75,26 +74,9 @@ class Prefixes(Hypotheses):
     sounds: Any
 
 
-def price_of_words(fusion: Fusion) -> Price | None:
-    """What a search that asks how words sound takes off a word that it does not know; None if it does not ask.
-
-    And half of what the language model takes off for how such a word is spelled: a phrase says that it may come.
-    """
-    if fusion.words is None:
-        return None
-    (words, language), weight = _asked(fusion), fusion.parts[0][0]
-    phones = words.lexicon.lengths.tolist()
-
-    def price(word: Sequence[int], ends: bool) -> float:
-        begun, number = language.known(word)
-        taken = -ASTRAY * (len(word) - begun)
-        if ends and (number is None or not phones[number]):
-            taken -= UNKNOWN
-        if begun < len(word) or (ends and number is None):
-            taken -= SPELLED * weight * language.spelling(word, ends)
-        return taken
-
-    return price
+def wording(fusion: Fusion, tokenizer: Tokenizer) -> Wording | None:
+    """What a search with `fusion` makes of the words of phrases; None if it does not ask how words sound."""
+    return Wording(*_asked(fusion), fusion.parts[0][0], tokenizer) if fusion.words else None
 
 
 class JointSearch(WideSearch):
@@ -292,9 +274,14 @@ class JointSearch(WideSearch):
             rows = at[ends]
             word, now = after[0].previous[ends], h.last_emission[rows]
             read = (gather_rows(h.sounds, rows), word, keys[:, -REACH:], rows // self.width, now)
-            sounds, gain[ends] = words.read(*read)
+            sounds, gain[ends] = words.read(*read, self._phrases(gather_rows(after, ends)))
             scatter_rows(h.sounds, rows, sounds)
         return replace(h, added=h.added.index_add(0, at, gain), score=h.score.index_add(0, at, gain))
+
+    def _phrases(self, scorers: tuple[Any, ...], ended: bool = True) -> Tensor | None:
+        """See `PhraseBook.sounds`."""
+        last = self.fusion.parts[-1][1]
+        return last.sounds(scorers[-1], ended) if isinstance(last, PhraseBook) else None
 
     def _strict(self, score: Tensor) -> Tensor:
         """`score` [B, W] without what is too much worse than the best of its row, [B W]."""
@@ -312,7 +299,8 @@ class JointSearch(WideSearch):
             ending: Prefixes = map_state(lambda x: x[at].flatten(0, 1), h)
             newest, width = (state.num_frames - 1)[at].repeat_interleave(self.width), self.width
             word, stream = language.unfinished(ending.scorers[0]), at.repeat_interleave(width)
-            gain = words.close(ending.sounds, word, keys[:, -REACH:], stream, newest)
+            named = self._phrases(ending.scorers, ended=False)
+            gain = words.close(ending.sounds, word, keys[:, -REACH:], stream, newest, named)
             h = replace(h, score=h.score.index_add(0, at, gain.view(-1, width)))
         worth = self.fusion.scores(map_state(lambda x: x.flatten(0, 1), h.scorers))
         if isinstance(worth, Tensor):

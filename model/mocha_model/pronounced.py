@@ -49,7 +49,7 @@ class Lexicon:
 
         None where those are more than one in twenty: they are of another notation.
         """
-        number = {phone: n for n, phone in enumerate(phones, 1)}
+        number = _numbers(phones)
         rows = [[number.get(phone, 0) for phone in word] for word in said]
         strange = sum(not all(row) for row in rows)
         if strange > STRANGE * sum(map(bool, rows)):
@@ -59,6 +59,12 @@ class Lexicon:
         labels = np.zeros((len(rows), lengths.max()), dtype=np.int64)
         labels[np.arange(lengths.max()) < lengths[:, None]] = [label for row in rows for label in row]
         return cls(phones, torch.from_numpy(labels), torch.from_numpy(lengths))
+
+    def labels_of(self, said: tuple[str, ...]) -> list[int]:
+        """Of another word that is `said` so; none of one that has other phones, or more than any of these words."""
+        number = _numbers(self.phones)
+        row = [number.get(phone, 0) for phone in said]
+        return row if all(row) and len(row) <= self.labels.shape[1] else []
 
 
 @dataclass(frozen=True)
@@ -95,15 +101,21 @@ class WordReader:
         blank[:, -1] = 0
         return Heard(blank, nothing, start - 1, torch.zeros_like(start))
 
-    def read(self, state: Heard, word: Tensor, log_probs: Tensor, stream: Tensor, now: Tensor) -> tuple[Heard, Tensor]:
+    def read(
+        self, state: Heard, word: Tensor, log_probs: Tensor, stream: Tensor, now: Tensor, other: Tensor | None = None
+    ) -> tuple[Heard, Tensor]:
         """Read `word` [R] int64 (-1 for none) out of the frames of `stream` [R] up to `now` [R], its newest.
 
-        `log_probs` [B, K, P] float32 are those of all streams. Returns the state after, and what each row gains, [R]. A
-        word whose phones are not known is as likely to have ended at any of the frames, and gains `UNKNOWN`.
+        `log_probs` [B, K, P] float32 are those of all streams; `other` [R, N] int64 has labels of words that the
+        lexicon has none of, then zeros. Returns the state after, and what each row gains, [R]. A word whose phones are
+        not known is as likely to have ended at any of the frames, and gains `UNKNOWN`.
         """
         number = word.clamp(min=0).cpu()
         count = torch.where(word < 0, 0, self.lexicon.lengths[number].to(word.device))
         labels = self.lexicon.labels[number].to(word.device)
+        if other is not None:
+            labels = torch.where((count == 0)[:, None], other, labels)
+            count = torch.where(word < 0, 0, (labels > 0).sum(1))
         probs = log_probs.clamp(min=LEAST).exp().transpose(0, 1)
         parts = [slice(n, n + AT_ONCE) for n in range(0, max(len(word), 1), AT_ONCE)]
         rows = (map_state(lambda x, p=p: x[p], (state, labels, count, stream, now)) for p in parts)
@@ -118,11 +130,17 @@ class WordReader:
         last = torch.where(count > 0, labels.gather(1, (count - 1).clamp(min=0)[:, None])[:, 0], state.last)
         return Heard(blank, label, now.clone(), last.masked_fill(unknown, 0)), gain
 
-    def close(self, state: Heard, word: Tensor, log_probs: Tensor, stream: Tensor, now: Tensor) -> Tensor:
+    def close(
+        self, state: Heard, word: Tensor, log_probs: Tensor, stream: Tensor, now: Tensor, other: Tensor | None = None
+    ) -> Tensor:
         """What rows gain, [R], if `word` is their last and nothing was said after it; arguments as of `read`."""
-        after, gain = self.read(state, word, log_probs, stream, now)
+        after, gain = self.read(state, word, log_probs, stream, now, other)
         ends = self.weight * torch.logaddexp(after.blank[:, -1], after.label[:, -1])
         return gain + ends.clamp(WORST, 0.0)
+
+
+def _numbers(phones: tuple[str, ...]) -> dict[str, int]:
+    return {phone: n for n, phone in enumerate(phones, 1)}
 
 
 def _spoken(

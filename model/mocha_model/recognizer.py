@@ -16,12 +16,13 @@ from mocha_model.confidence import Calibration
 from mocha_model.config import ModelConfig
 from mocha_model.emissions import Emission
 from mocha_model.features import FeatureState
-from mocha_model.joint import JointConfig, JointSearch, price_of_words
+from mocha_model.joint import JointConfig, JointSearch, wording
 from mocha_model.language import VocabularyError, WordLanguageModel
 from mocha_model.model import SpeechModel
+from mocha_model.phrases import PHRASE_BONUS, PhraseBook
 from mocha_model.pronounced import WordReader
 from mocha_model.revised import RevisedSearch
-from mocha_model.scorers import PHRASE_BONUS, Fusion, PhraseBook
+from mocha_model.scorers import Fusion
 from mocha_model.search import GreedySearch, OfflineModelError, Symbol
 from mocha_model.streaming import where_rows
 from mocha_model.tokenizer import Tokenizer
@@ -179,7 +180,7 @@ class Recognizer:
     def _joint_phrases(self, fusion: Fusion) -> PhraseBook | None:
         if self.phrases is None:
             return None
-        return PhraseBook(self.tokenizer, JOINT_PHRASE_BONUS, price_of_words(fusion))
+        return PhraseBook(self.tokenizer, JOINT_PHRASE_BONUS, wording(fusion, self.tokenizer))
 
     @property
     def name(self) -> str:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from mocha_model.phrases import PhraseBook, Trie
 from mocha_model.recognizer import Recognizer
-from mocha_model.scorers import PhraseBook, Trie
 from mocha_model.streaming import first_rows, gather_rows, scatter_rows
 from mocha_server.audio import Samples
 from mocha_server.buffers import stack, take_front

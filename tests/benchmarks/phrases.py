@@ -22,10 +22,10 @@ from rich.table import Table
 
 from mocha_model.checkpoint import Checkpoint, load_checkpoint
 from mocha_model.emissions import text_of
-from mocha_model.joint import JointConfig, price_of_words
+from mocha_model.joint import JointConfig, wording
 from mocha_model.language import WordLanguageModel
+from mocha_model.phrases import PhraseBook
 from mocha_model.recognizer import Recognizer, joint_search, live_joint
-from mocha_model.scorers import PhraseBook
 from mocha_training.data import Corpus, load_corpus
 
 BONUSES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)  # nats per character
@@ -39,7 +39,7 @@ def measure(
     """Rates of one way of decoding; `seconds` is time in the recogniser."""
     searching = joint_search(checkpoint.config, checkpoint.tokenizer, width) if width else None
     config, fusion = searching or (None, None)
-    book = PhraseBook(checkpoint.tokenizer, bonus, price_of_words(fusion) if fusion else None)
+    book = PhraseBook(checkpoint.tokenizer, bonus, wording(fusion, checkpoint.tokenizer) if fusion else None)
     if config and patience is not None:
         config = live_joint(config, patience)
     recognizer = Recognizer(checkpoint.model, checkpoint.tokenizer, None, config, fusion, phrases=book)

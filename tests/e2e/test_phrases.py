@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from websockets.asyncio.client import connect
 
+from mocha_model.phrases import PhraseBook
 from mocha_model.recognizer import Recognizer
-from mocha_model.scorers import PhraseBook
 
 PHRASES = ["Qzqz", "jj xx"]
 OVERWHELMING = 100.0  # nats per character: a phrase that can be written is

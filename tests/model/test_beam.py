@@ -2,29 +2,24 @@
 
 import itertools
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
 import torch
-from tests.conftest import lively_recognizer
+from tests.conftest import lively_recognizer, sound
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from mocha_model.beam import BeamConfig, BeamSearch
 from mocha_model.config import DecoderConfig
-from mocha_model.emissions import Emission, text_of
+from mocha_model.emissions import Emission
 from mocha_model.hypotheses import MAX_UNSTABLE
-from mocha_model.joint import JointConfig, JointSearch
+from mocha_model.joint import JointConfig
+from mocha_model.phrases import PhraseBook
 from mocha_model.recognizer import Recognizer
-from mocha_model.scorers import Fusion, PhraseBook
+from mocha_model.scorers import Fusion
 from mocha_model.streaming import map_state, state_bytes
 from mocha_model.tokenizer import Tokenizer
-
-
-def sound(count: int) -> Tensor:
-    noise = torch.randn(count, generator=torch.Generator().manual_seed(3)) * 0.1
-    return noise * (torch.arange(count) / 5000).sin().abs()
 
 
 def frames_of(emissions: list[Emission]) -> list[tuple[str, int]]:
@@ -162,128 +157,6 @@ def test_a_wide_beam_finds_the_best_sequence(lively: Recognizer, weight: float):
     assert len(best) >= 3
     assert found == best
     assert float(kept.score[0, k]) == pytest.approx(score, abs=1e-3)
-
-
-def test_phrases_earn_their_bonus_only_when_complete():
-    tokenizer = Tokenizer.from_texts(["abcdefghijklmnopqrstuvwxyz "])
-    book = PhraseBook(tokenizer, bonus=1.0)
-    root = book.add(["New York!", "new", "bat"])
-
-    def total(text: str) -> float:
-        return worth_of(book, root, tokenizer.encode(text))
-
-    assert total("bat ") == 4 and total("a bat ") == 4
-    assert total("bad ") == 0 and total("bath ") == 0 and total("abat ") == 0
-    assert total("new ") == 4 and total("new bat ") == 8
-    assert total("new york ") == 9 and total("new yolk ") == 4 and total("new yo") == 6
-
-
-def test_what_words_of_phrases_cost_is_paid_back_with_their_bonus():
-    tokenizer = Tokenizer.from_texts(["abcdefghijklmnopqrstuvwxyz "])
-    bat = tokenizer.encode("bat")
-
-    def price(word: Sequence[int], ends: bool) -> float:
-        """Of a word that is known as far as "ba"."""
-        return 10.0 * (list(word) == bat) + 5.0 * ends
-
-    book = PhraseBook(tokenizer, 1.0, price)
-    root = book.add(["a bat"])
-
-    def total(text: str) -> float:
-        return worth_of(book, root, tokenizer.encode(text))
-
-    assert total("a ba") == 4 + 5 and total("a bat") == 5 + 15 and total("a bat ") == 6 + 20
-    assert total("a bad") == total("a bats") == total("b") == 0
-    assert worth_of(book, root, [*tokenizer.encode("a bat"), Tokenizer.eos_id]) == 6 + 20
-
-
-def worth_of(book: PhraseBook, root: int, tokens: list[int]) -> float:
-    state, worth = book.at(torch.tensor([root])), 0.0
-    for token in tokens:
-        worth += float(book.scores(state)[0, token])
-        state = book.advance(state, torch.tensor([token]))
-    return worth
-
-
-def test_each_row_has_its_own_phrases():
-    tokenizer = Tokenizer.from_texts(["abcdefghijklmnopqrstuvwxyz "])
-    book, rng = PhraseBook(tokenizer), random.Random(0)
-    lists: dict[int, list[str]] = {}
-    for turn in range(200):
-        if turn % 3 == 2:
-            gone = rng.choice(list(lists))
-            book.remove(gone)
-            del lists[gone]
-        phrases = ["".join(rng.choices("abcd", k=rng.randint(1, 6))) for _ in range(rng.randint(1, 5))]
-        root = book.add(phrases)
-        assert root not in lists
-        lists[root] = phrases
-    for root, phrases in lists.items():  # each is worth what it would be alone
-        alone = PhraseBook(tokenizer)
-        for _ in range(5):
-            tokens = tokenizer.encode(" ".join([rng.choice(phrases), *rng.choices("abcd", k=3)]) + " ")
-            assert worth_of(book, root, tokens) == worth_of(alone, alone.add(phrases), tokens)
-            alone = PhraseBook(tokenizer)
-    assert book.add([]) == book.add(["?!"]) == 0 and worth_of(book, 0, tokenizer.encode("abcd ")) == 0
-    for root in lists:
-        book.remove(root)
-    assert len(book) == 0
-
-
-def test_lists_that_come_and_go_leave_their_room_to_others():
-    tokenizer = Tokenizer.from_texts(["abcdefghijklmnopqrstuvwxyz "])
-    book, rng = PhraseBook(tokenizer, bonus=1.0), random.Random(0)
-    lists: dict[int, list[str]] = {}
-    for _ in range(200):
-        if len(lists) == 5:
-            gone = rng.choice(list(lists))
-            book.remove(gone)
-            del lists[gone]
-        phrases = ["".join(rng.choices("abcdefgh", k=10)) for _ in range(rng.randint(10, 40))]
-        lists[book.add(phrases)] = phrases
-    assert len(book._worth) < 10_000  # five lists of at most 440 nodes are alive
-    for root, phrases in lists.items():
-        assert all(worth_of(book, root, tokenizer.encode(phrase + " ")) == 11 for phrase in phrases)
-
-
-@torch.inference_mode()
-def test_a_phrase_that_ends_a_segment_keeps_its_bonus(lively: Recognizer):
-    tokenizer, decoder = lively.tokenizer, lively.model.decoder
-    book = PhraseBook(tokenizer, bonus=1.0)
-    root = book.add(["call kowalski", "bat"])
-
-    def total(text: str) -> float:
-        return worth_of(book, root, [*tokenizer.encode(text), Tokenizer.eos_id])
-
-    assert total("call kowalski") == total("call kowalski ") == 14
-    assert total("call kowalsk") == total("call") == total("call ") == total("a") == 0
-    labels = torch.full((1, 3, tokenizer.vocab_size), -20.0)
-    for frame, symbol in enumerate(tokenizer.encode("bad")):
-        labels[0, frame, symbol] = 0.0
-    labels[0, 2, tokenizer.encode("t")] = -2.0
-    search = JointSearch(decoder, DecoderConfig(), tokenizer.space_id, JointConfig(8), Fusion(((1.0, book),)))
-    state = search.init_state(1, (book.at(torch.tensor([root])),))
-    memory = torch.zeros(1, 3, decoder.attention.energies.memory_size)
-    told, state = search.step(memory, labels, torch.tensor([3]), state)
-    rest, _ = search.flush(torch.tensor([True]), state)
-    assert tokenizer.decode(s.token for s in told + rest) == "bat"
-
-
-def test_greedy_search_follows_the_phrases_of_each_row(lively: Recognizer):
-    samples = sound(60_000)
-    plain = Recognizer(lively.model, lively.tokenizer)
-    heard = [text_of(plain.transcribe(samples))] * 2
-    phrases = ["qzqz", "jj"]
-    recognizer = Recognizer(lively.model, lively.tokenizer, phrases=PhraseBook(lively.tokenizer, bonus=100.0))
-    roots = torch.tensor([0, recognizer.phrases.add(phrases)])
-    state = recognizer.init_state(2, roots)
-    both = torch.stack([samples, samples])
-    for _ in range(2):  # the phrases stay when a stream begins anew
-        found, state = recognizer.step(both, torch.tensor([len(samples)] * 2), state)
-        rest, state = recognizer.flush(state, torch.tensor([True, True]))
-        texts = [text_of(a + b) for a, b in zip(found, rest, strict=True)]
-        assert texts[0] == heard[0] and texts[1] != heard[1]
-        assert set(texts[1].split()) & set(phrases)
 
 
 def test_fusion_steers_the_search(lively: Recognizer):

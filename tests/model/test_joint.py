@@ -19,8 +19,9 @@ from mocha_model.emissions import text_of
 from mocha_model.hypotheses import MAX_UNSTABLE
 from mocha_model.joint import JointConfig, JointSearch
 from mocha_model.language import WordLanguageModel
+from mocha_model.phrases import PhraseBook
 from mocha_model.recognizer import Recognizer, joint_search
-from mocha_model.scorers import Fusion, PhraseBook
+from mocha_model.scorers import Fusion
 from mocha_model.search import Symbol
 from mocha_model.tokenizer import Tokenizer
 from mocha_model.wide import WideState

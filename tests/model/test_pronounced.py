@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import ctc_loss
 
 from mocha_model.config import DecoderConfig, ModelConfig, tiny
-from mocha_model.joint import SPELLED, JointConfig, JointSearch, price_of_words
+from mocha_model.joint import JointConfig, JointSearch
 from mocha_model.language import WordLanguageModel
-from mocha_model.pronounced import ASTRAY, LEAST, REACH, UNKNOWN, WORST, Lexicon, WordReader
+from mocha_model.pronounced import LEAST, REACH, UNKNOWN, WORST, Lexicon, WordReader
 from mocha_model.recognizer import joint_fusion
 from mocha_model.tokenizer import Tokenizer
 from mocha_training.language import count_words
@@ -185,30 +185,6 @@ def test_phones_of_others_are_not_asked():
         assert (joint_fusion(language, config).words is not None) == asked
     assert joint_fusion(WordLanguageModel(counts, tokenizer), config).words is None
     assert joint_fusion(language, replace_phones(config, ())).words is None
-
-
-def test_phrases_get_back_what_words_cost_that_are_not_known():
-    tokenizer = lively_recognizer().tokenizer
-    language = WordLanguageModel(count_words(["a", "b", "abb"] * 4, tokenizer, 1), tokenizer, said=(("x",), (), ("y",)))
-    assert language.counts.words == ("a", "abb", "b")
-    config = ModelConfig(vocab_size=tokenizer.vocab_size, phones=PHONES)
-    fusion = joint_fusion(language, config, language_weight=2.0)
-    price, space = price_of_words(fusion), tokenizer.space_id
-    assert price is not None and price_of_words(joint_fusion(language, config, phone_weight=0)) is None
-    for text, known in (("a", True), ("abb", True), ("b", True), ("ab", False), ("abba", False), ("baab", False)):
-        word, state, astray = tokenizer.encode(text), language.init_state(1, torch.device("cpu")), 0.0
-        for place, symbol in enumerate(word, 1):
-            state = language.advance(state, torch.tensor([symbol]))
-            gone = bool(language.astray(state))
-            astray += ASTRAY * gone
-            back = astray + gone * SPELLED * 2.0 * float(state.spelled)
-            assert price(word[:place], False) == pytest.approx(-back, abs=1e-4)
-        number = language.advance(state, torch.tensor([space])).previous
-        silent = fusion.words.lexicon.lengths[number] == 0
-        assert bool(silent) == (text not in ("a", "b"))
-        spelled = state.spelled + language._spelling[word[-1], Tokenizer.blank_id]
-        back = astray + UNKNOWN * bool(silent) + (not known) * SPELLED * 2.0 * float(spelled)
-        assert price(word, True) == pytest.approx(-back, abs=1e-4)
 
 
 def replace_phones(config: ModelConfig, phones: tuple[str, ...]) -> ModelConfig:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from mocha_model.emissions import Emission, text_of
 from mocha_model.joint import JointConfig
+from mocha_model.phrases import PhraseBook
 from mocha_model.recognizer import Recognizer
-from mocha_model.scorers import PhraseBook
 from mocha_model.streaming import state_bytes
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

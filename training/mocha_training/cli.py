@@ -18,6 +18,7 @@ from rich.table import Table
 from mocha_model.checkpoint import Checkpoint, CheckpointError, calibrate_checkpoint, load_checkpoint
 from mocha_model.joint import JointConfig
 from mocha_model.language import LanguageModelError, WordLanguageModel
+from mocha_model.pronunciation import PronunciationError
 from mocha_model.recognizer import LIVE_CAUTION, joint_search
 from mocha_model.search import OfflineModelError
 from mocha_model.tokenizer import Units, normalize_text
@@ -29,7 +30,6 @@ from mocha_training.beginnings import first_model, started
 from mocha_training.config import Preset, TrainConfig
 from mocha_training.data import Corpus, CorpusError, decode_audio, find_manifest, load_corpus, trainable
 from mocha_training.evaluate import Beam, Decoding, Result, evaluate_corpus, transcribe_corpus
-from mocha_training.pronunciation import PronunciationError
 from mocha_training.splicing import SplicePoint, kept_splice_points
 from mocha_training.trainer import Trainer
 from mocha_training.word_lstm import WordLSTMConfig, train_word_lstm

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from mocha_model.language import LEAST, Recurrent, WordCounts, WordLanguageModel
+from mocha_model.pronunciation import pronounce
 from mocha_model.tokenizer import Tokenizer, normalize_text
 from mocha_model.word_lstm import WordLSTM
-from mocha_training.pronunciation import pronounce
 
 BATCH = 256  # sentences measured together
 SHARES = (0.2, 0.35, 0.5, 0.65, 0.8)  # of an LSTM in a mixture

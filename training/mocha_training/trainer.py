@@ -32,8 +32,8 @@ from mocha_training.data import Batch, Corpus
 from mocha_training.denominator import character_trigrams, denominator
 from mocha_training.evaluate import evaluate_corpus
 from mocha_training.optimizers import make_optimizers
+from mocha_training.phone_branch import PhoneBranch
 from mocha_training.phones import fold_phones
-from mocha_training.pronunciation import PhoneBranch
 from mocha_training.spectral import spec_augment, warp_vocal_tract
 from mocha_training.weights import noisy_parameters, perturbed
 

@@ -1,12 +1,9 @@
-"""How words are said, and a branch of the encoder that learns to hear it: English spelling tells little of its sounds.
+"""A branch of the encoder that learns to hear how words are said: English spelling tells little of its sounds.
 
 A second CTC branch reads phones below the last layer (Sanabria & Metze 2018; Krishna et al. 2018), so that words which
 were never heard have something to be recognised by. It is of the training alone, and the model is saved without it; or
 it is all that is trained, and becomes the head of phones that searches ask how words sound.
 """
-
-import subprocess
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -14,43 +11,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mocha_model.encoder import LSTMLayer
 from mocha_model.model import SpeechModel
+from mocha_model.pronunciation import pronounce
 from mocha_model.tokenizer import Tokenizer
 from mocha_training.denominator import log_total_of_pairs, phone_bigrams
 from mocha_training.losses import ctc, has_ctc_path
-
-VOICE = "en-us"
-AFTER = "so"  # said after each word, which would be named, not said, if it were a single letter
-NO_PHONE = str.maketrans("", "", "',%=|:;~*!?#-2")  # stress, length, pauses, glottal stops, and shades of one phone
-REDUCED = {"a#": "@"}
-
-
-class PronunciationError(ValueError):
-    """Words that cannot be said; the message says why."""
-
-
-def pronounce(words: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The phones of each word, as espeak-ng says it, in its own notation without stress; none where it says several.
-
-    `words` are normalised. Raises PronunciationError.
-    """
-    unique = sorted(set(words))
-    command = ["espeak-ng", "-q", "-x", "--sep=_", "-v", VOICE, "--stdin"]
-    text = "".join(f"{word} {AFTER}.\n\n" for word in unique)
-    try:
-        said = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
-    except FileNotFoundError as error:
-        raise PronunciationError("phones are what espeak-ng says: install the Debian package espeak-ng") from error
-    except subprocess.CalledProcessError as error:
-        raise PronunciationError(f"espeak-ng: {error.stderr.strip()}") from error
-    lines = [line.split() for line in said.splitlines() if line.strip()]
-    if len(lines) != len(unique):
-        raise PronunciationError(f"espeak-ng says {len(unique)} words in {len(lines)} lines")
-    return {word: _phones(parts[0]) if len(parts) == 2 else () for word, parts in zip(unique, lines, strict=True)}
-
-
-def _phones(said: str) -> tuple[str, ...]:
-    each = (REDUCED.get(phone, phone.translate(NO_PHONE)) for phone in said.split("_"))
-    return tuple(phone for phone in each if phone)
 
 
 class PhoneBranch(nn.Module):

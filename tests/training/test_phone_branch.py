@@ -12,6 +12,7 @@ from mocha_model.config import tiny
 from mocha_model.encoder import LSTMLayer, MaskedBatchNorm
 from mocha_model.language import WordLanguageModel
 from mocha_model.model import SpeechModel
+from mocha_model.pronunciation import pronounce
 from mocha_model.tokenizer import Tokenizer
 from mocha_training.augment import Augmenter
 from mocha_training.average import average_checkpoints
@@ -19,7 +20,7 @@ from mocha_training.beginnings import started
 from mocha_training.config import TrainConfig
 from mocha_training.data import Corpus, Utterance, collate
 from mocha_training.language import count_words, said
-from mocha_training.pronunciation import PhoneBranch, PronunciationError, pronounce
+from mocha_training.phone_branch import PhoneBranch
 from mocha_training.recipes import discriminative, plain, sounds
 from mocha_training.trainer import Trainer
 from tests.training.made_up import needs_voice
@@ -32,24 +33,6 @@ def branch_and_model(texts: list[str] = TEXTS) -> tuple[PhoneBranch, SpeechModel
     tokenizer = Tokenizer.from_texts(texts)
     model = SpeechModel(tiny(tokenizer.vocab_size))
     return PhoneBranch(model, tokenizer, texts), model, tokenizer
-
-
-@needs_voice
-def test_words_are_spelled_by_their_sounds():
-    said = pronounce(["night", "knight", "see", "sea", "a", "cat", "o'clock", "the", "night"])
-    assert said["night"] == said["knight"] and len(said["night"]) == 3
-    assert said["see"] == said["sea"] and said["cat"][-1] == said["night"][-1]
-    assert len(said["a"]) == 1 and said["a"] != pronounce(["ay"])["ay"]  # the word, not the letter
-    assert set(said) == {"night", "knight", "see", "sea", "a", "cat", "o'clock", "the"} and all(said.values())
-    assert pronounce(["iv", "xx"]) == {"iv": (), "xx": ()}, "espeak-ng says a Roman number in several words"
-    many = pronounce(f"{a}{b}{c}" for a in "bdkmpst" for b in "aeiou" for c in "bdkmpst")
-    assert len(many) == 245 and len({phone for phones in many.values() for phone in phones}) < 40
-
-
-def test_without_espeak_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(PronunciationError, match="Debian package espeak-ng"):
-        pronounce(["cat"])
 
 
 @needs_voice

@@ -1,0 +1,249 @@
+"""Boosted phrases: a scorer of which each row may favour words and phrases of its own, such as names.
+
+Knows nothing of attention or audio. What a search takes off words that it does not know, and how they sound, says
+a `Wording`.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+
+import torch
+from torch import Tensor
+
+from mocha_model.language import WordLanguageModel
+from mocha_model.pronounced import ASTRAY, UNKNOWN, WordReader
+from mocha_model.pronunciation import PronunciationError, pronounce
+from mocha_model.streaming import map_state, scatter_rows
+from mocha_model.tokenizer import Tokenizer, normalize_text
+
+log = logging.getLogger(__name__)
+PHRASE_BONUS = 0.5  # per character of a phrase, in live text
+SPELLED = 0.5  # of what an unknown word's spelling costs, where a phrase has that word
+
+
+@dataclass(frozen=True)
+class PhraseState:
+    """State of a `PhraseBook`: [B] int64 each, the node in its table, and where the row's phrases begin."""
+
+    node: Tensor
+    root: Tensor
+
+
+@dataclass(frozen=True)
+class Trie:
+    """The phrases of a row, or of all.
+
+    Attributes:
+        next_node: [N, V] int64, where each symbol leads. worth: [N, V] float32, what it adds.
+        labels: [N, P] int16, the phones of the word that is complete at a node, then zeros; of those that a search
+            knows by itself, none.
+
+    """
+
+    next_node: Tensor
+    worth: Tensor
+    labels: Tensor
+
+
+class Wording:
+    """What a search that asks how words sound makes of the words of phrases."""
+
+    def __init__(self, words: WordReader, language: WordLanguageModel, weight: float, tokenizer: Tokenizer) -> None:
+        """`weight` is of `language`, which knows the words of `words`."""
+        self.lexicon, self._language, self._weight, self._tokenizer = words.lexicon, language, weight, tokenizer
+        self._lengths: list[int] = words.lexicon.lengths.tolist()
+
+    def labels(self, words: Iterable[str]) -> dict[str, list[int]]:
+        """Of `words` those whose phones the search does not know, as espeak-ng says them; none without it."""
+        known = ((word, self._language.known(self._tokenizer.encode(word))[1]) for word in words)
+        asked = tuple(sorted(word for word, number in known if number is None or not self._lengths[number]))
+        try:
+            said = _said(asked) if asked else {}
+        except PronunciationError as error:
+            _warn(f"names in lists of phrases are known by their spelling alone: {error}")
+            return {}
+        return {word: labels for word, phones in said.items() if (labels := self.lexicon.labels_of(phones))}
+
+    def price(self, word: Sequence[int], ends: bool, sounds: bool) -> float:
+        """What the search takes off for how a word begins, or for all of it where it `ends`.
+
+        Half of what the language model takes off for how an unknown word is spelled: a phrase says that it may come.
+        And what is taken off words without phones, unless it has been told how this one `sounds`.
+        """
+        begun, number = self._language.known(word)
+        taken = -ASTRAY * (len(word) - begun)
+        if ends and not sounds and (number is None or not self._lengths[number]):
+            taken -= UNKNOWN
+        if begun < len(word) or (ends and number is None):
+            taken -= SPELLED * self._weight * self._language.spelling(word, ends)
+        return taken
+
+
+@lru_cache(maxsize=1024)  # many streams have the same list
+def _said(words: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    return pronounce(words)
+
+
+@cache
+def _warn(message: str) -> None:
+    """Once, not for each stream."""
+    log.warning(message)
+
+
+class PhraseBook:
+    """Favours phrases, character by character; each row may have its own.
+
+    The phrases of a row are a trie, each of which may begin where a word may. Every symbol that follows it is worth the
+    bonus; one that leaves it pays back what was earned since the last phrase that was complete. The end of a segment
+    completes a phrase as a space does. All tries lie in one table; node 0 belongs to rows without phrases and is worth
+    nothing.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, bonus: float = PHRASE_BONUS, wording: Wording | None = None) -> None:
+        """`bonus` is per character of a phrase, beside the price that its words have in a search, of its `wording`."""
+        self._tokenizer, self._bonus, self._wording = tokenizer, bonus, wording
+        self._vacant: list[tuple[int, int]] = []  # (first node, how many) that are free, sorted
+        self._sizes: dict[int, int] = {}  # nodes of the trie at a root
+        self._table = _table(1, tokenizer.vocab_size, wording)
+
+    def __len__(self) -> int:
+        """How many tries there are."""
+        return len(self._sizes)
+
+    def add(self, phrases: Sequence[str]) -> int:
+        """The root of a new trie, for `PhraseState.root`; 0 if there are no phrases. Words are normalised."""
+        return self.insert(self.trie(phrases))
+
+    def trie(self, phrases: Sequence[str]) -> Trie | None:
+        """What `insert` takes. Nearly all the work, and may be done in any thread: it leaves the table alone."""
+        cleaned = [text for text in (normalize_text(p, self._tokenizer.units) for p in phrases) if text]
+        return _trie(cleaned, self._tokenizer, self._bonus, self._wording) if cleaned else None
+
+    def insert(self, trie: Trie | None) -> int:
+        """See `add`."""
+        if trie is None:
+            return 0
+        first, count = self._place(len(trie.worth)), len(trie.worth)
+        placed = replace(trie, next_node=trie.next_node + first)
+        scatter_rows(self._table, torch.arange(first, first + count), placed)
+        self._sizes[first] = count
+        return first + 1  # where a word may begin
+
+    def remove(self, root: int) -> None:
+        """Forget the phrases at `root`, which no row may use any longer; 0 does nothing."""
+        if root:
+            self._vacate(root - 1, self._sizes.pop(root - 1))
+            if not self._sizes:
+                self._vacant, self._table = [], _table(1, self._tokenizer.vocab_size, self._wording)
+
+    def _vacate(self, first: int, count: int) -> None:
+        """Free `count` nodes; what is free in a row is one vacancy, so that longer tries find room there."""
+        vacant: list[tuple[int, int]] = []
+        for at, size in sorted([*self._vacant, (first, count)]):
+            if vacant and sum(vacant[-1]) == at:
+                at, size = vacant[-1][0], vacant.pop()[1] + size
+            vacant.append((at, size))
+        self._vacant = vacant
+
+    def _place(self, count: int) -> int:
+        """The first of `count` nodes in a row that are free."""
+        for index, (first, size) in enumerate(self._vacant):
+            if size >= count:
+                self._vacant[index : index + 1] = [(first + count, size - count)] if size > count else []
+                return first
+        first = len(self._table.worth)
+        more = max(count, first)  # at least doubled, so that adding stays cheap
+        self._table = map_state(lambda x: torch.cat([x, x.new_zeros(more, x.shape[1])]), self._table)
+        if more > count:
+            self._vacant.append((first + count, more - count))
+        return first
+
+    def init_state(self, batch_size: int, device: torch.device) -> PhraseState:
+        """Rows without phrases."""
+        nothing = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        return PhraseState(nothing, nothing.clone())
+
+    def at(self, roots: Tensor) -> PhraseState:
+        """Rows at the beginning of the phrases of `roots` [B] int64."""
+        return PhraseState(roots.clone(), roots.clone())
+
+    def restart(self, state: PhraseState) -> PhraseState:
+        """Where a word may begin."""
+        return self.at(state.root)
+
+    def scores(self, state: PhraseState) -> Tensor | float:
+        """Bonuses and what is paid back; 0 where no row has phrases."""
+        if not self._sizes:
+            return 0.0
+        return self._table.worth[state.node.cpu()].to(state.node.device)
+
+    def advance(self, state: PhraseState, token: Tensor) -> PhraseState:
+        """Follow one symbol."""
+        if not self._sizes:
+            return state
+        return PhraseState(self._table.next_node[state.node.cpu(), token.cpu()].to(token.device), state.root)
+
+    def sounds(self, state: PhraseState, ended: bool = True) -> Tensor | None:
+        """Phones [B, P] int64, then zeros, of the words that have just `ended`, or would if they did now.
+
+        Zeros for words that are of no phrase, or known to the search; None where no row has phrases that sound.
+        """
+        if not self._sizes or not self._table.labels.shape[1]:
+            return None
+        node = state.node.cpu()
+        at = node if ended else self._table.next_node[node, self._tokenizer.space_id]
+        return self._table.labels[at].long().to(state.node.device)
+
+
+def _table(size: int, vocab_size: int, wording: Wording | None) -> Trie:
+    """Of nodes that lead nowhere."""
+    nothing = torch.zeros(size, vocab_size)
+    phones = wording.lexicon.labels.shape[1] if wording else 0
+    return Trie(nothing.long(), nothing, torch.zeros(size, phones, dtype=torch.int16))
+
+
+def _trie(phrases: Sequence[str], tokenizer: Tokenizer, bonus: float, wording: Wording | None) -> Trie:
+    """Node 0 is inside another word, 1 before a word."""
+    space = tokenizer.encode(" ")[0]
+    labels = wording.labels({word for phrase in phrases for word in phrase.split()}) if wording else {}
+    sounds = {tuple(tokenizer.encode(word)): said for word, said in labels.items()}
+    children: list[dict[int, int]] = [{}, {}]
+    gains, owed = [0.0, 0.0], [0.0, 0.0]  # on the way into a node; for what is written of its word
+    complete: set[int] = set()
+    heard: dict[int, list[int]] = {}
+    for phrase in phrases:
+        node, word = 1, list[int]()
+        for token in [*tokenizer.encode(phrase), space]:
+            before, ends = node, token == space
+            word += [] if ends else [token]
+            node = children[before].setdefault(token, len(children))
+            if node == len(children):
+                children.append({})
+                said = sounds.get(tuple(word)) if ends else None
+                heard |= {node: said} if said else {}
+                total = wording.price(word, ends, said is not None) if wording else 0.0
+                gains.append(bonus + total - owed[before])
+                owed.append(0.0 if ends else total)
+            word = [] if ends else word
+        complete.add(node)
+    edges: list[tuple[int, int, int, float]] = []  # node, token, node, worth
+    earned = [0.0] * len(children)  # since the last complete phrase on the way to a node; parents come before children
+    for node, below in enumerate(children):
+        # The space that ends a phrase is also where the next word, and another phrase, may begin.
+        onwards = children[1] | below if node in complete else below
+        edges += [(node, token, into, gains[into]) for token, into in onwards.items()]
+        if (end := below.get(space)) in complete:
+            edges.append((node, tokenizer.eos_id, 0, gains[end]))
+        for into in below.values():
+            earned[into] = 0.0 if into in complete else earned[node] + gains[into]
+    source, symbol, target, gain = (torch.tensor(column) for column in zip(*edges, strict=True))
+    trie = _table(len(children), tokenizer.vocab_size, wording)
+    trie.next_node[:, space] = 1
+    trie.next_node[source, symbol] = target
+    trie.worth[:] = -torch.tensor(earned)[:, None]
+    trie.worth[source, symbol] = gain
+    for node, said in heard.items():
+        trie.labels[node, : len(said)] = torch.tensor(said)
+    return trie

@@ -1,0 +1,38 @@
+"""How words are said: their phones, as espeak-ng says them (Debian package espeak-ng)."""
+
+import subprocess
+from collections.abc import Iterable
+
+VOICE = "en-us"
+AFTER = "so"  # said after each word, which would be named, not said, if it were a single letter
+NO_PHONE = str.maketrans("", "", "',%=|:;~*!?#-2")  # stress, length, pauses, glottal stops, and shades of one phone
+REDUCED = {"a#": "@"}
+
+
+class PronunciationError(ValueError):
+    """Words that cannot be said; the message says why."""
+
+
+def pronounce(words: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The phones of each word, as espeak-ng says it, in its own notation without stress; none where it says several.
+
+    `words` are normalised. Raises PronunciationError.
+    """
+    unique = sorted(set(words))
+    command = ["espeak-ng", "-q", "-x", "--sep=_", "-v", VOICE, "--stdin"]
+    text = "".join(f"{word} {AFTER}.\n\n" for word in unique)
+    try:
+        said = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+    except FileNotFoundError as error:
+        raise PronunciationError("phones are what espeak-ng says: install the Debian package espeak-ng") from error
+    except subprocess.CalledProcessError as error:
+        raise PronunciationError(f"espeak-ng: {error.stderr.strip()}") from error
+    lines = [line.split() for line in said.splitlines() if line.strip()]
+    if len(lines) != len(unique):
+        raise PronunciationError(f"espeak-ng says {len(unique)} words in {len(lines)} lines")
+    return {word: _phones(parts[0]) if len(parts) == 2 else () for word, parts in zip(unique, lines, strict=True)}
+
+
+def _phones(said: str) -> tuple[str, ...]:
+    each = (REDUCED.get(phone, phone.translate(NO_PHONE)) for phone in said.split("_"))
+    return tuple(phone for phone in each if phone)
