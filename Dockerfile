@@ -14,6 +14,8 @@ COPY clients clients
 RUN /opt/mocha/bin/pip install --no-cache-dir .
 
 FROM python:3.11-slim
+# How names in lists of phrases sound.
+RUN apt-get update && apt-get install -y --no-install-recommends espeak-ng && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/mocha /opt/mocha
 ENV PATH=/opt/mocha/bin:$PATH MOCHA_HOST=0.0.0.0 MOCHA_PORT=8000 PYTHONUNBUFFERED=1
 RUN useradd --system --no-create-home mocha
