@@ -36,7 +36,8 @@ class Trie:
     """The phrases of a row, or of all.
 
     Attributes:
-        next_node: [N, V] int64, where each symbol leads. worth: [N, V] float32, what it adds.
+        next_node: [N, V] int64, where each symbol leads.
+        worth: [N, V, 2] float32, what it adds: bonuses, and prices.
         labels: [N, P] int16, the phones of the word that is complete at a node, then zeros; of those that a search
             knows by itself, none.
 
@@ -97,8 +98,8 @@ class PhraseBook:
 
     The phrases of a row are a trie, each of which may begin where a word may. Every symbol that follows it is worth the
     bonus; one that leaves it pays back what was earned since the last phrase that was complete. The end of a segment
-    completes a phrase as a space does. All tries lie in one table; node 0 belongs to rows without phrases and is worth
-    nothing.
+    completes a phrase as a space does. What its words cost in a search comes back in the same way. All tries lie in one
+    table; node 0 belongs to rows without phrases and is worth nothing.
     """
 
     def __init__(self, tokenizer: Tokenizer, bonus: float = PHRASE_BONUS, wording: Wording | None = None) -> None:
@@ -155,7 +156,7 @@ class PhraseBook:
                 return first
         first = len(self._table.worth)
         more = max(count, first)  # at least doubled, so that adding stays cheap
-        self._table = map_state(lambda x: torch.cat([x, x.new_zeros(more, x.shape[1])]), self._table)
+        self._table = map_state(lambda x: torch.cat([x, x.new_zeros(more, *x.shape[1:])]), self._table)
         if more > count:
             self._vacant.append((first + count, more - count))
         return first
@@ -174,9 +175,14 @@ class PhraseBook:
         return self.at(state.root)
 
     def scores(self, state: PhraseState) -> Tensor | float:
-        """Bonuses and what is paid back; 0 where no row has phrases."""
-        if not self._sizes:
-            return 0.0
+        """Bonuses, prices, and what is paid back of both; 0 where no row has phrases."""
+        return self._worth(state).sum(2) if self._sizes else 0.0
+
+    def bonuses(self, state: PhraseState) -> Tensor | float:
+        """The same without prices."""
+        return self._worth(state)[..., 0] if self._sizes else 0.0
+
+    def _worth(self, state: PhraseState) -> Tensor:
         return self._table.worth[state.node.cpu()].to(state.node.device)
 
     def advance(self, state: PhraseState, token: Tensor) -> PhraseState:
@@ -197,11 +203,20 @@ class PhraseBook:
         return self._table.labels[at].long().to(state.node.device)
 
 
+class LivePhrases:
+    """The phrases of `book` for another search of the same rows, one that takes nothing off words: bonuses alone."""
+
+    def __init__(self, book: PhraseBook) -> None:
+        self._book = book
+        self.init_state, self.advance, self.restart = book.init_state, book.advance, book.restart
+        self.scores = book.bonuses
+
+
 def _table(size: int, vocab_size: int, wording: Wording | None) -> Trie:
     """Of nodes that lead nowhere."""
-    nothing = torch.zeros(size, vocab_size)
     phones = wording.lexicon.labels.shape[1] if wording else 0
-    return Trie(nothing.long(), nothing, torch.zeros(size, phones, dtype=torch.int16))
+    worth, labels = torch.zeros(size, vocab_size, 2), torch.zeros(size, phones, dtype=torch.int16)
+    return Trie(torch.zeros(size, vocab_size, dtype=torch.int64), worth, labels)
 
 
 def _trie(phrases: Sequence[str], tokenizer: Tokenizer, bonus: float, wording: Wording | None) -> Trie:
@@ -210,7 +225,8 @@ def _trie(phrases: Sequence[str], tokenizer: Tokenizer, bonus: float, wording: W
     labels = wording.labels({word for phrase in phrases for word in phrase.split()}) if wording else {}
     sounds = {tuple(tokenizer.encode(word)): said for word, said in labels.items()}
     children: list[dict[int, int]] = [{}, {}]
-    gains, owed = [0.0, 0.0], [0.0, 0.0]  # on the way into a node; for what is written of its word
+    gains = [(0.0, 0.0), (0.0, 0.0)]  # on the way into a node: bonus, price
+    owed = [0.0, 0.0]  # of what is written of its word
     complete: set[int] = set()
     heard: dict[int, list[int]] = {}
     for phrase in phrases:
@@ -224,26 +240,27 @@ def _trie(phrases: Sequence[str], tokenizer: Tokenizer, bonus: float, wording: W
                 said = sounds.get(tuple(word)) if ends else None
                 heard |= {node: said} if said else {}
                 total = wording.price(word, ends, said is not None) if wording else 0.0
-                gains.append(bonus + total - owed[before])
+                gains.append((bonus, total - owed[before]))
                 owed.append(0.0 if ends else total)
             word = [] if ends else word
         complete.add(node)
-    edges: list[tuple[int, int, int, float]] = []  # node, token, node, worth
-    earned = [0.0] * len(children)  # since the last complete phrase on the way to a node; parents come before children
+    edges: list[tuple[int, int, int, int]] = []  # node, token, node, and the node whose gain it is worth
+    earned = [(0.0, 0.0)] * len(children)  # since the last complete phrase; parents come before children
     for node, below in enumerate(children):
         # The space that ends a phrase is also where the next word, and another phrase, may begin.
         onwards = children[1] | below if node in complete else below
-        edges += [(node, token, into, gains[into]) for token, into in onwards.items()]
+        edges += [(node, token, into, into) for token, into in onwards.items()]
         if (end := below.get(space)) in complete:
-            edges.append((node, tokenizer.eos_id, 0, gains[end]))
+            edges.append((node, tokenizer.eos_id, 0, end))
         for into in below.values():
-            earned[into] = 0.0 if into in complete else earned[node] + gains[into]
-    source, symbol, target, gain = (torch.tensor(column) for column in zip(*edges, strict=True))
+            if into not in complete:
+                earned[into] = (earned[node][0] + gains[into][0], earned[node][1] + gains[into][1])
+    source, symbol, target, worth = (torch.tensor(column) for column in zip(*edges, strict=True))
     trie = _table(len(children), tokenizer.vocab_size, wording)
     trie.next_node[:, space] = 1
     trie.next_node[source, symbol] = target
     trie.worth[:] = -torch.tensor(earned)[:, None]
-    trie.worth[source, symbol] = gain
+    trie.worth[source, symbol] = torch.tensor(gains)[worth]
     for node, said in heard.items():
         trie.labels[node, : len(said)] = torch.tensor(said)
     return trie

@@ -19,7 +19,7 @@ from mocha_model.features import FeatureState
 from mocha_model.joint import JointConfig, JointSearch, wording
 from mocha_model.language import VocabularyError, WordLanguageModel
 from mocha_model.model import SpeechModel
-from mocha_model.phrases import PHRASE_BONUS, PhraseBook
+from mocha_model.phrases import PHRASE_BONUS, LivePhrases, PhraseBook
 from mocha_model.pronounced import WordReader
 from mocha_model.revised import RevisedSearch
 from mocha_model.scorers import Fusion
@@ -119,7 +119,8 @@ class Recognizer:
         parts = (model.decoder, model.config.decoder, tokenizer.space_id)
         self._search: GreedySearch | WideSearch | RevisedSearch
         if settled:
-            live = Fusion(((PHRASE_BONUS / JOINT_PHRASE_BONUS, phrases),)) if phrases is not None else None
+            share = PHRASE_BONUS / JOINT_PHRASE_BONUS
+            live = Fusion(((share, LivePhrases(phrases)),)) if phrases is not None else None
             self._search = RevisedSearch(GreedySearch(*parts, live), JointSearch(*parts, settled, all_scorers))
         elif isinstance(beam, JointConfig):
             self._search = JointSearch(*parts, beam, all_scorers)
@@ -168,8 +169,7 @@ class Recognizer:
         if (found := joint_search(self.config, self.tokenizer, width, language)) is None:
             return self._greedy()
         config, fusion = found
-        phrases = self._joint_phrases(Fusion(()))  # which live text has too, in a measure
-        parts = (self.model, self.tokenizer, self.provenance, None, fusion, phrases)
+        parts = (self.model, self.tokenizer, self.provenance, None, fusion, self._joint_phrases(fusion))
         return Recognizer(*parts, self.calibration, self.file_calibration or self.calibration, settled=config)
 
     def _greedy(self) -> "Recognizer":

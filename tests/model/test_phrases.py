@@ -15,11 +15,11 @@ from mocha_model.config import DecoderConfig, ModelConfig
 from mocha_model.emissions import text_of
 from mocha_model.joint import JointConfig, JointSearch, wording
 from mocha_model.language import WordLanguageModel
-from mocha_model.phrases import SPELLED, PhraseBook, Wording
+from mocha_model.phrases import SPELLED, LivePhrases, PhraseBook, Wording
 from mocha_model.pronounced import ASTRAY, UNKNOWN, Lexicon
 from mocha_model.pronunciation import pronounce
 from mocha_model.recognizer import Recognizer, joint_fusion
-from mocha_model.scorers import Fusion
+from mocha_model.scorers import Fusion, Scorer
 from mocha_model.tokenizer import Tokenizer
 from mocha_training.language import count_words
 
@@ -62,13 +62,16 @@ def test_what_words_of_phrases_cost_is_paid_back_with_their_bonus():
     assert total("a ba") == 4 + 5 and total("a bat") == 5 + 15 and total("a bat ") == 6 + 20
     assert total("a bad") == total("a bats") == total("b") == 0
     assert worth_of(book, root, [*tokenizer.encode("a bat"), Tokenizer.eos_id]) == 6 + 20
+    for text, bonus in (("a bat ", 6), ("a bat", 5), ("a bad", 0)):
+        assert worth_of(book, root, tokenizer.encode(text), LivePhrases(book)) == bonus
 
 
-def worth_of(book: PhraseBook, root: int, tokens: list[int]) -> float:
-    state, worth = book.at(torch.tensor([root])), 0.0
+def worth_of(book: PhraseBook, root: int, tokens: list[int], scorer: Scorer | None = None) -> float:
+    """Of `tokens`, to the search that has the book, or another `scorer` of the same phrases."""
+    state, worth, scorer = book.at(torch.tensor([root])), 0.0, scorer or book
     for token in tokens:
-        worth += float(book.scores(state)[0, token])
-        state = book.advance(state, torch.tensor([token]))
+        worth += float(scorer.scores(state)[0, token])
+        state = scorer.advance(state, torch.tensor([token]))
     return worth
 
 
