@@ -274,14 +274,16 @@ class JointSearch(WideSearch):
             rows = at[ends]
             word, now = after[0].previous[ends], h.last_emission[rows]
             read = (gather_rows(h.sounds, rows), word, keys[:, -REACH:], rows // self.width, now)
-            sounds, gain[ends] = words.read(*read, self._phrases(gather_rows(after, ends)))
+            sounds, gain[ends] = words.read(*read, self._phrases(after, ends))
             scatter_rows(h.sounds, rows, sounds)
         return replace(h, added=h.added.index_add(0, at, gain), score=h.score.index_add(0, at, gain))
 
-    def _phrases(self, scorers: tuple[Any, ...], ended: bool = True) -> Tensor | None:
-        """See `PhraseBook.sounds`."""
+    def _phrases(self, scorers: tuple[Any, ...], rows: Tensor | None = None, ended: bool = True) -> Tensor | None:
+        """See `PhraseBook.sounds`; of all rows, or of `rows` [K]."""
         last = self.fusion.parts[-1][1]
-        return last.sounds(scorers[-1], ended) if isinstance(last, PhraseBook) else None
+        if not isinstance(last, PhraseBook):
+            return None
+        return last.sounds(scorers[-1] if rows is None else gather_rows(scorers[-1], rows), ended)
 
     def _strict(self, score: Tensor) -> Tensor:
         """`score` [B, W] without what is too much worse than the best of its row, [B W]."""

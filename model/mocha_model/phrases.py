@@ -7,7 +7,7 @@ a `Wording`.
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -87,7 +87,7 @@ def _said(words: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     return pronounce(words)
 
 
-@cache
+@lru_cache(maxsize=16)
 def _warn(message: str) -> None:
     """Once, not for each stream."""
     log.warning(message)
