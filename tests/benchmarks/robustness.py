@@ -1,15 +1,17 @@
 """Word errors where speech is not as in a good recording: noise, lines, codecs, rooms, levels, tempo, length.
 
-The dev split is read greedily, online: with recorded noises at falling signal-to-noise ratios; through a telephone
-(8 kHz, mu-law) and codecs at their lowest rates; in rooms; overloaded, softer, duller and brighter; slower, faster,
-lower, higher; and as recordings of growing length, made of utterances of one corpus one after another. Needs
-recorded speech. Run it as `python tests/benchmarks/robustness.py --data $MOCHA_SPEECH` (writes
-docs/training/robustness.json and .png).
+The dev split is read online, greedily, with patience and as files are: with recorded noises at falling signal-to-noise
+ratios; through a telephone (8 kHz, mu-law) and codecs at their lowest rates; in rooms; overloaded, softer, duller and
+brighter; slower, faster, lower, higher; and as recordings of growing length, made of utterances of one corpus one after
+another. Needs recorded speech, and two hours of one core, divided by `--every` and by how many cores there are. Run it
+as `python tests/benchmarks/robustness.py --data $MOCHA_SPEECH` (writes docs/training/robustness.json and .png).
 """
 
 import argparse
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from mocha_model.checkpoint import load_checkpoint
+from mocha_model.checkpoint import Checkpoint, load_checkpoint
 from mocha_model.config import SAMPLE_RATE
+from mocha_model.joint import JointConfig
+from mocha_model.recognizer import joint_search, live_joint
 from mocha_training.data import Corpus, Utterance, load_corpus
 from mocha_training.distortion import (
     NUM_ROOMS,
@@ -35,13 +39,14 @@ from mocha_training.distortion import (
     room_response,
     through_codec,
 )
-from mocha_training.evaluate import evaluate_corpus
+from mocha_training.evaluate import Beam, evaluate_corpus
 
 matplotlib.use("Agg")
 from matplotlib.figure import Figure
 
 Audio = NDArray[np.float32]
 SNRS_DB = (20, 10, 5, 0)
+LIVE_WIDTH, LIVE_PATIENCE = 64, 20  # prefixes and frames of live text with patience
 LENGTHS_S = (0, 10, 30, 60, 120, 300)  # at least; 0 for the utterances themselves
 PAUSE_S = 0.4
 TELEPHONE_HZ = 8_000
@@ -127,15 +132,51 @@ def joined(corpus: Corpus, seconds: float) -> Corpus:
     return Corpus(tuple(rows), tuple(files))
 
 
-def draw(found: dict[str, Any], target: Path) -> None:
+def searches(checkpoint: Checkpoint) -> Iterator[tuple[str, Beam | None]]:
+    """The ways that a server reads; only greedily where the bundled language model is of another vocabulary."""
+    yield "live", None
+    if found := joint_search(checkpoint.config, checkpoint.tokenizer, JointConfig().width):
+        config, fusion = found
+        yield "with patience", Beam(live_joint(replace(config, width=LIVE_WIDTH), LIVE_PATIENCE), fusion)
+        yield "files", Beam(config, fusion)
+
+
+def kinds(dev: Corpus, noises: Corpus) -> dict[str, Callable[[], Corpus]]:
+    """What may have happened to the recordings."""
+    return (
+        {"clean": lambda: dev}
+        | {f"{snr} dB": lambda snr=snr: noisy(dev, noises, snr) for snr in SNRS_DB}
+        | {"rooms": lambda: in_rooms(dev), "telephone": lambda: changed(dev, telephone)}
+        | {name: lambda change=change: changed(dev, change) for name, change in DISTORTIONS.items()}
+        | {f"length {s}": lambda s=s: joined(dev, s) for s in LENGTHS_S}
+    )
+
+
+def measure(kind: str, data: Path, model: Path | None, every: int) -> dict[str, Any]:
+    """The recordings that something has happened to, and the rates of each search on them."""
+    torch.set_num_threads(1)
+    checkpoint, dev = load_checkpoint(model), load_corpus(data / "dev.jsonl")
+    dev = dev.subset(list(range(0, len(dev.utterances), every)))
+    corpus = kinds(dev, load_corpus(data / "noise.jsonl"))[kind]()
+    found: dict[str, Any] = {"utterances": len(corpus.utterances), "mean_s": corpus.seconds / len(corpus.utterances)}
+    for name, decoding in searches(checkpoint):
+        report, _ = evaluate_corpus(checkpoint.model, checkpoint.tokenizer, corpus, decoding)
+        found[name] = {rate: report[rate] for rate in ("wer", "cer")}
+    return found
+
+
+def draw(found: dict[str, Any], ways: list[str], target: Path) -> None:
     """Word errors by what was done to the recordings, and against length."""
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    figure = Figure(figsize=(9, 5.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     names = [name for name in found if not name.startswith("length")][::-1]
-    left.barh(names, [100 * found[n]["wer"] for n in names])
+    lengths = [f for name, f in found.items() if name.startswith("length")]
+    for way in ways:
+        left.plot([100 * found[name][way]["wer"] for name in names], names, "o")
+        right.plot([f["mean_s"] for f in lengths], [100 * f[way]["wer"] for f in lengths], "o-", label=way)
+    left.grid(axis="y", alpha=0.3)
+    right.legend()
     left.set(xlabel="WER %", title="what has happened to the recording", xlim=(0, 105))
-    points = [(f["mean_s"], 100 * f["wer"]) for name, f in found.items() if name.startswith("length")]
-    right.plot(*zip(*points, strict=True), marker="o")
     right.set(xlabel="seconds of a recording", ylabel="WER %", title="length", xscale="log", ylim=(0, 105))
     figure.savefig(target, dpi=100)
 
@@ -148,32 +189,25 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="only each so manieth utterance")
     parser.add_argument("--out", type=Path, default=Path("docs/training"))
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    checkpoint, dev = load_checkpoint(options.model), load_corpus(options.data / "dev.jsonl")
-    dev, noises = (
-        dev.subset(list(range(0, len(dev.utterances), options.every))),
-        load_corpus(options.data / "noise.jsonl"),
-    )
-    kinds: dict[str, Callable[[], Corpus]] = {"clean": lambda: dev}
-    kinds |= {f"{snr} dB": lambda snr=snr: noisy(dev, noises, snr) for snr in SNRS_DB}
-    kinds |= {"rooms": lambda: in_rooms(dev), "telephone": lambda: changed(dev, telephone)}
-    kinds |= {name: lambda change=change: changed(dev, change) for name, change in DISTORTIONS.items()}
-    kinds |= {f"length {s}": lambda s=s: joined(dev, s) for s in LENGTHS_S}
-    console, found = Console(stderr=True), dict[str, Any]()
-    table = Table("", "recordings", "mean s", "WER %", "CER %", "CTC WER %")
-    for name, make in kinds.items():
-        corpus = make()
-        report, _ = evaluate_corpus(checkpoint.model, checkpoint.tokenizer, corpus)
-        found[name] = {k: report[k] for k in ("utterances", "wer", "cer", "ctc_wer")}
-        found[name]["mean_s"] = corpus.seconds / len(corpus.utterances)
-        f = found[name]
-        rates = (f"{100 * f[k]:.1f}" for k in ("wer", "cer", "ctc_wer"))
-        table.add_row(name, str(f["utterances"]), f"{f['mean_s']:.1f}", *rates)
-        console.print(f"{name}: {100 * f['wer']:.1f} %")
+    ways = [name for name, _ in searches(load_checkpoint(options.model))]
+    nothing = Corpus((), ())
+    console = Console(stderr=True)
+    found: dict[str, Any] = dict.fromkeys(kinds(nothing, nothing))
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        running = {pool.submit(measure, kind, options.data, options.model, options.every): kind for kind in found}
+        for done, each in enumerate(as_completed(running), 1):
+            kind, result = running[each], each.result()
+            found[kind] = result
+            rates = ", ".join(f"{way} {100 * result[way]['wer']:.1f} %" for way in ways)
+            console.print(f"{done} of {len(found)}, {kind}: {rates}")
+    table = Table("", "recordings", "mean s", *(f"{way}: WER %" for way in ways), *(f"{way}: CER %" for way in ways))
+    for kind, result in found.items():
+        shares = (f"{100 * result[way][rate]:.1f}" for rate in ("wer", "cer") for way in ways)
+        table.add_row(kind, str(result["utterances"]), f"{result['mean_s']:.1f}", *shares)
     Console().print(table)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "robustness.json").write_text(json.dumps(found, indent=1) + "\n")
-    draw(found, options.out / "robustness.png")
+    draw(found, ways, options.out / "robustness.png")
 
 
 if __name__ == "__main__":
