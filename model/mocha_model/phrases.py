@@ -6,9 +6,10 @@ a `Wording`.
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,10 +97,12 @@ def _warn(message: str) -> None:
 class PhraseBook:
     """Favours phrases, character by character; each row may have its own.
 
-    The phrases of a row are a trie, each of which may begin where a word may. Every symbol that follows it is worth the
-    bonus; one that leaves it pays back what was earned since the last phrase that was complete. The end of a segment
-    completes a phrase as a space does. What its words cost in a search comes back in the same way. All tries lie in one
-    table; node 0 belongs to rows without phrases and is worth nothing.
+    A phrase may begin where a word may, inside another one too, of which it may turn out that it is not said: what a
+    row follows is the longest beginning of a phrase that its text ends with (Aho & Corasick 1975). Every symbol of it
+    is worth the bonus, kept when a phrase is complete and else paid back. Of phrases that overlap, the one that is
+    complete first is said; one that contains it adds the rest. The end of a segment completes a phrase as a space does.
+    What its words cost in a search comes back in the same way. All tries lie in one table; node 0 belongs to rows
+    without phrases and is worth nothing.
     """
 
     def __init__(self, tokenizer: Tokenizer, bonus: float = PHRASE_BONUS, wording: Wording | None = None) -> None:
@@ -219,48 +222,65 @@ def _table(size: int, vocab_size: int, wording: Wording | None) -> Trie:
     return Trie(torch.zeros(size, vocab_size, dtype=torch.int64), worth, labels)
 
 
-def _trie(phrases: Sequence[str], tokenizer: Tokenizer, bonus: float, wording: Wording | None) -> Trie:
+@dataclass
+class _Node:
+    """What follows a beginning of phrases: nodes by symbol. Its own symbol gains a bonus and a price.
+
+    `owed` is the price of what is written of its word, `labels` are the phones of the word that it completes.
+    """
+
+    gain: tuple[float, float]
+    owed: float = 0.0
+    labels: Sequence[int] = ()
+    completes: bool = False
+    below: dict[int, int] = field(default_factory=dict)
+
+
+def _nodes(phrases: Sequence[str], tokenizer: Tokenizer, bonus: float, wording: Wording | None) -> list[_Node]:
     """Node 0 is inside another word, 1 before a word."""
-    space = tokenizer.encode(" ")[0]
     labels = wording.labels({word for phrase in phrases for word in phrase.split()}) if wording else {}
-    sounds = {tuple(tokenizer.encode(word)): said for word, said in labels.items()}
-    children: list[dict[int, int]] = [{}, {}]
-    gains = [(0.0, 0.0), (0.0, 0.0)]  # on the way into a node: bonus, price
-    owed = [0.0, 0.0]  # of what is written of its word
-    complete: set[int] = set()
-    heard: dict[int, list[int]] = {}
+    nodes = [_Node((0.0, 0.0)), _Node((0.0, 0.0))]
     for phrase in phrases:
-        node, word = 1, list[int]()
-        for token in [*tokenizer.encode(phrase), space]:
-            before, ends = node, token == space
-            word += [] if ends else [token]
-            node = children[before].setdefault(token, len(children))
-            if node == len(children):
-                children.append({})
-                said = sounds.get(tuple(word)) if ends else None
-                heard |= {node: said} if said else {}
-                total = wording.price(word, ends, said is not None) if wording else 0.0
-                gains.append((bonus, total - owed[before]))
-                owed.append(0.0 if ends else total)
-            word = [] if ends else word
-        complete.add(node)
-    edges: list[tuple[int, int, int, int]] = []  # node, token, node, and the node whose gain it is worth
-    earned = [(0.0, 0.0)] * len(children)  # since the last complete phrase; parents come before children
-    for node, below in enumerate(children):
-        # The space that ends a phrase is also where the next word, and another phrase, may begin.
-        onwards = children[1] | below if node in complete else below
-        edges += [(node, token, into, into) for token, into in onwards.items()]
-        if (end := below.get(space)) in complete:
-            edges.append((node, tokenizer.eos_id, 0, end))
-        for into in below.values():
-            if into not in complete:
-                earned[into] = (earned[node][0] + gains[into][0], earned[node][1] + gains[into][1])
-    source, symbol, target, worth = (torch.tensor(column) for column in zip(*edges, strict=True))
-    trie = _table(len(children), tokenizer.vocab_size, wording)
-    trie.next_node[:, space] = 1
-    trie.next_node[source, symbol] = target
-    trie.worth[:] = -torch.tensor(earned)[:, None]
-    trie.worth[source, symbol] = torch.tensor(gains)[worth]
-    for node, said in heard.items():
-        trie.labels[node, : len(said)] = torch.tensor(said)
+        at = 1
+        for word in phrase.split():
+            symbols, said = tokenizer.encode(word), labels.get(word, ())
+            for place, symbol in enumerate([*symbols, tokenizer.space_id], 1):
+                before, ends = nodes[at], place > len(symbols)
+                at = before.below.setdefault(symbol, len(nodes))
+                if at == len(nodes):
+                    price = wording.price(symbols[:place], ends, bool(said)) if wording else 0.0
+                    gain = bonus, price - before.owed
+                    nodes.append(_Node(gain, 0.0 if ends else price, said if ends else ()))
+        nodes[at].completes = True
+    return nodes
+
+
+def _trie(phrases: Sequence[str], tokenizer: Tokenizer, bonus: float, wording: Wording | None) -> Trie:
+    """An automaton (Aho & Corasick 1975, algorithms 2 to 4) whose patterns begin and end with words.
+
+    `tail` of a node is that of the longest other beginning that it ends with and that breaks no complete phrase;
+    `earned` is what is paid back if none becomes complete, `kept` what no longer is from the node on.
+    """
+    nodes = _nodes(phrases, tokenizer, bonus, wording)
+    trie = _table(len(nodes), tokenizer.vocab_size, wording)
+    next_node, worth = trie.next_node.numpy(), trie.worth.numpy()
+    gain, completes = np.array([node.gain for node in nodes]), np.array([node.completes for node in nodes])
+    earned, kept, tail = np.zeros_like(gain), np.zeros_like(gain), np.zeros(len(nodes), dtype=np.int64)
+    next_node[0, tokenizer.space_id] = 1
+    level = np.array([1])  # all beginnings of one length; the tails of longer ones are shorter
+    while len(level):
+        next_node[level] = next_node[tail[level]]
+        worth[level] = worth[tail[level]] + (earned[tail[level]] - earned[level])[:, None]
+        edges = [(at, symbol, into) for at in level.tolist() for symbol, into in nodes[at].below.items()]
+        at, symbol, level = np.array(edges, dtype=np.int64).reshape(-1, 3).T
+        tail[level] = np.where(completes[level], 1, next_node[tail[at], symbol])
+        full = earned[at] + gain[level]
+        kept[level] = np.where(completes[level, None], full, kept[tail[level]])
+        earned[level] = full - kept[level]
+        next_node[at, symbol], worth[at, symbol] = level, gain[level]
+        ends = symbol == tokenizer.space_id
+        worth[at[ends], tokenizer.eos_id] = (kept[level] - earned[at])[ends]
+    for number, node in enumerate(nodes):
+        if node.labels:
+            trie.labels[number, : len(node.labels)] = torch.tensor(node.labels)
     return trie

@@ -14,11 +14,11 @@ import jiwer
 import numpy as np
 from endurance import memory_mb
 from local_server import local_server
-from side_by_side import Utterance, load
 
 from mocha_client.client import StreamingClient
 from mocha_model.tokenizer import normalize_text
 from mocha_server.messages import Segment, Text
+from mocha_training.data import load_corpus
 
 PIECE_BYTES = 32_000  # a second
 PAUSE = np.zeros(16_000, np.int16)  # after each utterance, so that the recogniser ends its segment
@@ -78,9 +78,10 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=24.0)
     parser.add_argument("--every", type=int, default=1, help="use every n-th recording")
     options = parser.parse_args()
-    utterances: list[Utterance] = load(options.manifest, options.every)
-    audio = np.concatenate([part for u in utterances for part in (u.samples, PAUSE)])
-    audio_s, reference = len(audio) / 16_000, " ".join(u.text for u in utterances)
+    corpus = load_corpus(options.manifest)
+    chosen = range(0, len(corpus.utterances), options.every)
+    audio = np.concatenate([part for n in chosen for part in ((corpus.audio(n) * 32767).astype(np.int16), PAUSE)])
+    audio_s, reference = len(audio) / 16_000, " ".join(corpus.utterances[n].text for n in chosen)
     laps = max(1, round(options.hours * 3600 / audio_s))
     with local_server() as (pid, place):
         asyncio.run(run(f"ws://{place}/v1/stream", audio.tobytes(), laps, Laps(pid, audio_s, reference)))

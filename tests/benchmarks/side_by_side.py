@@ -9,10 +9,8 @@ pip install pocketsphinx; python tests/benchmarks/side_by_side.py --manifest $MO
 
 import argparse
 import asyncio
-import io
 import json
 import math
-import tarfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,10 +26,10 @@ from mocha_model.emissions import text_of
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import normalize_text
 from mocha_server.app import FILES_AT_ONCE
-from mocha_server.audio import decode_file
 from mocha_server.engine import Engine, Limits
 from mocha_server.serving import keep_memory
 from mocha_server.settings import FILE_BEAM, Settings
+from mocha_training.data import load_corpus
 
 PIECE = 1600  # samples; 100 ms
 LIVE_BEAM = 64
@@ -47,18 +45,11 @@ class Utterance:
 
 def load(manifest: Path, every: int) -> list[Utterance]:
     """Every n-th recording of a manifest."""
-    rows = [json.loads(line) for line in manifest.read_text(encoding="utf-8").splitlines()][::every]
-    wanted = {row["key"]: row for row in rows}
-    found = []
-    for shard in sorted({row["shard"] for row in rows}):
-        with tarfile.open(manifest.parent / shard) as tar:
-            for member in tar:
-                key, _, suffix = member.name.rpartition(".")
-                file = tar.extractfile(member)
-                if key in wanted and suffix != "json" and file is not None:
-                    samples = np.concatenate(list(decode_file(io.BytesIO(file.read()), 16_000)))
-                    found.append(Utterance((samples * 32767).astype(np.int16), normalize_text(wanted[key]["text"])))
-    return found
+    corpus = load_corpus(manifest)
+    return [
+        Utterance((corpus.audio(n) * 32767).astype(np.int16), corpus.utterances[n].text)
+        for n in range(0, len(corpus.utterances), every)
+    ]
 
 
 def pocketsphinx(utterances: list[Utterance]) -> tuple[list[str], float]:

@@ -66,6 +66,44 @@ def test_what_words_of_phrases_cost_is_paid_back_with_their_bonus():
         assert worth_of(book, root, tokenizer.encode(text), LivePhrases(book)) == bonus
 
 
+def test_a_phrase_may_begin_inside_another_that_is_not_said():
+    tokenizer = Tokenizer.from_texts(["abcdefghijklmnopqrstuvwxyz "])
+    book = PhraseBook(tokenizer, bonus=1.0)
+    root = book.add(["jan kowalski", "smith", "jan kowalska novak", "the new york show", "york"])
+
+    def total(text: str) -> float:
+        return worth_of(book, root, tokenizer.encode(text))
+
+    assert total("jan smith ") == 6 and total("jan jan kowalski ") == 13 and total("jan smi") == 3
+    assert total("the new york ") == 13 and total("the new york times ") == 5 and total("the new york show ") == 18
+    assert total("jansmith ") == total("jan s ") == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_phrases_are_found_as_defined(seed: int):
+    """At the end of each word the longest phrase that the text ends with, and breaks none that was found before."""
+    tokenizer, rng = Tokenizer.from_texts(["abc "]), random.Random(seed)
+    phrases = {tuple(rng.choices(["a", "b", "ab", "aa"], k=rng.randint(1, 4))) for _ in range(rng.randint(1, 6))}
+    words = rng.choices(["a", "b", "ab", "ca", "aa"], k=200)
+    book = PhraseBook(tokenizer, bonus=1.0)
+    state, worth = book.at(torch.tensor([book.add([" ".join(phrase) for phrase in sorted(phrases)])])), 0.0
+    found: list[range] = []
+    for end in range(1, len(words) + 1):
+        for start in range(max(0, end - 4), end):
+            broken = any(one.start < start < one.stop for one in found)
+            if tuple(words[start:end]) in phrases and not broken:
+                found = [*(one for one in found if one.stop <= start), range(start, end)]
+                break
+        symbols = tokenizer.encode(words[end - 1] + " ")
+        said = sum(len(words[n]) + 1 for one in found for n in one)
+        for symbol in symbols:
+            if symbol == tokenizer.space_id:
+                assert worth + float(book.scores(state)[0, Tokenizer.eos_id]) == said
+            worth, state = worth + float(book.scores(state)[0, symbol]), book.advance(state, torch.tensor([symbol]))
+        assert worth + float(book.scores(state)[0, Tokenizer.eos_id]) == said
+    assert found
+
+
 def worth_of(book: PhraseBook, root: int, tokens: list[int], scorer: Scorer | None = None) -> float:
     """Of `tokens`, to the search that has the book, or another `scorer` of the same phrases."""
     state, worth, scorer = book.at(torch.tensor([root])), 0.0, scorer or book
