@@ -163,7 +163,6 @@ def main() -> None:
             found = {name: found[name] for name in MECHANISMS if name in found}
             target.write_text(json.dumps(found, indent=1) + "\n")
             console.print(f"{jobs[job]}: done, {len(found)} of {len(MECHANISMS)}")
-    (options.out / "mechanisms.md").write_text(table(found))
     print(table(found))
 
 
