@@ -4,8 +4,8 @@ Each begins as a checkpoint's network, whose encoder, normalisation and CTC head
 are trained on, in expectation as in the papers, and MoChA along the CTC path too. Of the checkpoint's two energies
 softmax takes the chunk's, hard monotonic attention the monotonic one, the others both. Step costs are CPU time of one
 thread. Then the dev split is read greedily, online and softly. Needs recorded speech. Run it as
-`python tests/benchmarks/mechanisms.py --data $MOCHA_SPEECH --steps 1200` (writes docs/attention/mechanisms.json and
-.md); a mechanism that is in the file already is not trained again.
+`python tests/benchmarks/mechanisms.py --data $MOCHA_SPEECH --steps 1200` (writes docs/attention/mechanisms.json); a
+mechanism that is in the file already is not trained again.
 """
 
 import argparse
