@@ -92,9 +92,9 @@ class Server:
     """A real uvicorn on a free port in a thread of its own."""
 
     def __init__(self, recognizer: Recognizer, **settings: object) -> None:
-        # A slow machine refuses nobody, and has few shapes of steps to prepare for; files are read as streams are.
-        patient = {"max_lag_ms": 600_000, "max_streams": 64, "file_beam": 0} | settings
-        self.app = create_app(Settings(**patient), recognizer)  # type: ignore[arg-type]
+        # A slow machine refuses nobody, and has few shapes of steps to prepare for; all are read greedily.
+        given = {"max_lag_ms": 600_000, "max_streams": 64, "file_beam": 0, "live_beam": 0} | settings
+        self.app = create_app(Settings(**given), recognizer)  # type: ignore[arg-type]
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
         self.recorder = Recorder(self.app)
@@ -114,7 +114,7 @@ class Server:
 
     @property
     def num_streams(self) -> int:
-        return int(self.app.state.engine.num_streams)
+        return sum(engine.num_streams for engine in self.app.state.live)
 
     async def streams_left(self, expected: int = 0) -> int:
         """Streams once there are `expected`, or after 10 seconds: a client sees its end before the server does."""

@@ -75,6 +75,10 @@ def stream(
     rate: Annotated[int, typer.Option(min=8_000, max=48_000, help="Hz of raw samples")] = 16_000,
     channels: Annotated[int, typer.Option(min=1, max=8, help="of raw samples, interleaved")] = 1,
     phrase: Annotated[list[str] | None, typer.Option(help="expect this name or phrase; may be given again")] = None,
+    patient: Annotated[
+        bool | None,
+        typer.Option("--patient/--greedy", help="far fewer errors, a quarter of a second later; as the server is set"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per file at its end, nothing else")] = False,
 ) -> None:
     """Send audio to a server; characters appear as they are emitted."""
@@ -88,7 +92,7 @@ def stream(
         _refuse("--captions is for one file at a time: times of several would overlap")
     audio = Start(sample_rate=rate, encoding=encoding, channels=channels) if encoding else DECODED
     try:
-        start = Start(**audio.model_dump() | {"phrases": phrase or ()})
+        start = Start(**audio.model_dump() | {"phrases": phrase or (), "patient": patient})
     except ValidationError:
         _refuse(f"--phrase: at most {MAX_PHRASES} of at most {MAX_PHRASE_CHARACTERS} characters")
     try:
@@ -131,7 +135,8 @@ async def _stream(pieces: AsyncIterator[bytes], start: Start, url: str, view: Vi
             view.heard(piece)
             yield piece
 
-    async with StreamingClient(url, start.sample_rate, start.encoding, start.channels, start.phrases) as client:
+    audio = (start.sample_rate, start.encoding, start.channels, start.phrases)
+    async with StreamingClient(url, *audio, patient=start.patient) as client:
         assert client.ready is not None
         subtitles = Captions(captions, client.ready.frame_ms / 1000) if captions else None
         with view:

@@ -42,21 +42,30 @@ class RecognizerState:
     search: Any  # SearchState, WideState or RevisedState
 
 
+def language_for(tokenizer: Tokenizer, path: Path | None = None) -> WordLanguageModel | None:
+    """A file of `train-lm`; if not given, the bundled one, or None where that is of another vocabulary.
+
+    Raises LanguageModelError.
+    """
+    try:
+        return WordLanguageModel.load(path or BUNDLED_LANGUAGE, tokenizer)
+    except VocabularyError:
+        if path:
+            raise
+        return None
+
+
 def joint_search(
-    config: ModelConfig, tokenizer: Tokenizer, width: int, language: Path | None = None
+    config: ModelConfig, tokenizer: Tokenizer, width: int, language: WordLanguageModel | None = None
 ) -> tuple[JointConfig, Fusion] | None:
     """A joint search of `width` prefixes that a model of `config` wants, and the language model it is fused with.
 
-    `language` is a file of `train-lm`; if not given, the bundled one. None where that is of another vocabulary than
-    `tokenizer`: without a language model greedy search reads better. Raises LanguageModelError.
+    That is the bundled one if none is given. None where that is of another vocabulary than `tokenizer`: without a
+    language model greedy search reads better.
     """
-    try:
-        model = WordLanguageModel.load(language or BUNDLED_LANGUAGE, tokenizer)
-    except VocabularyError:
-        if language:
-            raise
+    if (language := language or language_for(tokenizer)) is None:
         return None
-    return JointConfig(width, length_bonus=config.search.length_bonus), joint_fusion(model, config)
+    return JointConfig(width, length_bonus=config.search.length_bonus), joint_fusion(language, config)
 
 
 def live_joint(config: JointConfig, patience: int) -> JointConfig:
@@ -114,6 +123,8 @@ class Recognizer:
         self.config = model.config
         self.phrases, self.calibration, self.file_calibration = phrases, calibration, file_calibration
         self._fusion = fusion or Fusion(())
+        patience = beam.patience if isinstance(beam, JointConfig) else 0
+        self.patience_samples = patience * self.config.frame_samples  # after its frame, a character comes at the latest
         own = self._fusion.parts
         all_scorers = replace(self._fusion, parts=own if phrases is None else (*own, (1.0, phrases)))
         parts = (model.decoder, model.config.decoder, tokenizer.space_id)
@@ -145,8 +156,14 @@ class Recognizer:
         except OfflineModelError as error:
             raise CheckpointError(f"{path}: {error}") from error
 
-    def searching(self, width: int, language: Path | None = None, patience_s: float | None = None) -> "Recognizer":
-        """The same model behind a `joint_search`: slower, and reads far better. Raises LanguageModelError.
+    def language(self, path: Path | None = None) -> WordLanguageModel | None:
+        """What `language_for` this recogniser's vocabulary gives, to be shared by several that search."""
+        return language_for(self.tokenizer, path)
+
+    def searching(
+        self, width: int, language: WordLanguageModel | None = None, patience_s: float | None = None
+    ) -> "Recognizer":
+        """The same model behind a `joint_search`: slower, and reads far better.
 
         Characters are emitted when all prefixes agree on them, mostly at the end of a sentence, and 200 frames after
         their own at the latest; or, with `patience_s`, after so long, rounded down to whole frames, at the latest, and
@@ -160,11 +177,11 @@ class Recognizer:
         parts = (self.model, self.tokenizer, self.provenance, config, fusion, self._joint_phrases(fusion))
         return Recognizer(*parts, self.file_calibration or self.calibration)
 
-    def settling(self, width: int, language: Path | None = None) -> "Recognizer":
+    def settling(self, width: int, language: WordLanguageModel | None = None) -> "Recognizer":
         """The same model, greedy, whose segments are settled by a `joint_search` when they end.
 
         What is emitted is the same; before the end of a segment come emissions that revise it. As slow as `searching`.
-        Raises LanguageModelError. Greedy where there is no language model.
+        Greedy where there is no language model.
         """
         if (found := joint_search(self.config, self.tokenizer, width, language)) is None:
             return self._greedy()

@@ -13,7 +13,8 @@ from starlette.types import Scope
 
 from mocha_model.recognizer import Recognizer
 from mocha_server.engine import Engine, Limits
-from mocha_server.metrics import Metrics
+from mocha_server.live_engines import LiveEngines
+from mocha_server.metrics import FILES, PATIENT, Metrics
 from mocha_server.protocols import (
     deepgram,
     deepgram_file,
@@ -27,6 +28,7 @@ from mocha_server.settings import Settings
 
 WEB = Path(__file__).parent / "web"
 FILES_AT_ONCE = 64  # read by joint search, in all workers; each has many prefixes to keep
+PATIENT_ROWS = 128  # of a worker, for streams read with patience: more than a core has time for
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -51,27 +53,37 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
     settings = settings or Settings()
     torch.set_num_threads(1)  # a process with a pool of threads could not be forked into workers
     recognizer = recognizer or Recognizer.load(settings.model)
-    language = settings.language_model
-    for_files = recognizer.searching(settings.file_beam, language) if settings.file_beam else None
-    if settings.live_beam:
-        recognizer = recognizer.searching(settings.live_beam, language, settings.live_patience_ms / 1000)
-    elif settings.final_beam:
-        recognizer = recognizer.settling(settings.final_beam, language)
+    beams = settings.file_beam or settings.live_beam or settings.final_beam
+    language = recognizer.language(settings.language_model) if beams else None
+    greedy = for_files = recognizer
+    patient: Recognizer | None = None
+    if language:
+        if settings.file_beam:
+            for_files = recognizer.searching(settings.file_beam, language)
+        if settings.live_beam:
+            patient = recognizer.searching(settings.live_beam, language, settings.live_patience_ms / 1000)
+        if settings.final_beam:
+            greedy = recognizer.settling(settings.final_beam, language)
     metrics = Metrics(settings.workers)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         limits = Limits(settings.max_streams, settings.block_ms, settings.max_buffer_s, settings.max_lag_ms / 1000)
         torch.set_num_threads(settings.threads)
-        engines = [Engine(recognizer, limits, metrics)]
-        if for_files:
+        live = LiveEngines(Engine(greedy, limits, metrics), unless_said=settings.patient)
+        if patient:
+            few = replace(limits, rows=min(PATIENT_ROWS, limits.capacity))
+            live = replace(live, patient=Engine(patient, few, metrics.beside(PATIENT)))
+        engines, files = list(live), live.greedy
+        if for_files is not recognizer:
             few = replace(limits, capacity=min(FILES_AT_ONCE, limits.capacity))
-            engines.append(Engine(for_files, few, metrics.beside(), background=True))
-        app.state.engine, app.state.file_engine, app.state.settings = engines[0], engines[-1], settings
+            files = Engine(for_files, few, metrics.beside(FILES), background=True)
+            engines.append(files)
+        app.state.live, app.state.file_engine, app.state.settings = live, files, settings
         for engine in engines:
             engine.start()
         # Its clients act on whole transcripts, so it is worth more to them to be right than to be early.
-        async with wyoming.listening(engines[-1], settings) as app.state.wyoming_port:
+        async with wyoming.listening(files, settings) as app.state.wyoming_port:
             yield
         for engine in engines:
             engine.stop()
@@ -84,8 +96,8 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
     @app.get("/health")
     async def health(request: Request, response: Response) -> dict[str, str | int]:
         """Whether the server takes streams (200, or 503), and how many live ones it has."""
-        engine: Engine = request.app.state.engine
-        running = engine.is_running
+        engine: Engine = request.app.state.live.greedy
+        running = all(each.is_running for each in request.app.state.live)
         response.status_code = 200 if running else 503
         status = "ok" if running else "stopped"
         return {"status": status, "model": engine.info.name, "streams": metrics.streams, "capacity": engine.capacity}

@@ -38,7 +38,7 @@ def model_info(recognizer: Recognizer) -> ModelInfo:
     """What the outside needs to know of `recognizer`."""
     r = recognizer
     sizes = (r.sample_rate, r.frame_samples, r.latency_samples, r.chunk_width)
-    return ModelInfo(r.name, *sizes, r.calibration, r.file_calibration)
+    return ModelInfo(r.name, *sizes, r.calibration, r.file_calibration, r.patience_samples)
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,11 @@ class Limits:
     """What an engine takes on.
 
     Attributes:
-        capacity: streams at once.
+        capacity: streams at once, in all processes together.
         block_ms: audio that a live stream gathers before a step, rounded to whole frames.
         max_buffer_s: audio waiting per stream, a block at least; then the sender is paced.
         max_lag_s: no live stream is admitted while live audio waits longer than this; files, which yield, are.
+        rows: streams at once in this process, if fewer than `capacity`.
 
     """
 
@@ -57,6 +58,7 @@ class Limits:
     block_ms: float = 80
     max_buffer_s: float = 4.0
     max_lag_s: float = float("inf")
+    rows: int | None = None
 
 
 class Engine:
@@ -69,15 +71,15 @@ class Engine:
 
         An engine in the `background` leaves the processor to others where they need it.
         """
-        rate, info, capacity = recognizer.sample_rate, model_info(recognizer), limits.capacity
-        self._recognizer, self.capacity, self.info = recognizer, capacity, info
+        rate, info, rows = recognizer.sample_rate, model_info(recognizer), limits.rows or limits.capacity
+        self._recognizer, self.capacity, self.info = recognizer, limits.capacity, info
         self._max_lag_s = limits.max_lag_s
         head_start = max(0, info.frame_samples - info.latency_samples)
         block = max(1, round(rate * limits.block_ms / 1000 / info.frame_samples)) * info.frame_samples
         self.max_buffer = max(int(limits.max_buffer_s * rate), block)  # with less, no step would ever be due
-        self._scheduler = Scheduler(block, max(int(rate * LARGEST_S), block), min(capacity, MAX_ROWS), head_start)
-        self._pool, self._device = recognizer.init_state(capacity), recognizer.model.features.mean.device
-        self._free = list(range(capacity))[::-1]
+        self._scheduler = Scheduler(block, max(int(rate * LARGEST_S), block), min(rows, MAX_ROWS), head_start)
+        self._pool, self._device = recognizer.init_state(rows), recognizer.model.features.mean.device
+        self._free = list(range(rows))[::-1]
         self._streams: dict[int, Stream] = {}
         self._ready: dict[int, Candidate] = {}  # streams with something to do
         self._forgotten: list[int] = []  # roots of phrases that no stream uses after the step at hand

@@ -50,6 +50,9 @@ class Start(_Message):
     encoding: Encoding = Encoding.PCM_S16LE
     channels: int = Field(1, ge=1, le=8, description="interleaved; they are averaged")
     phrases: Phrases = Field((), description="words and phrases to expect, such as names")
+    patient: bool | None = Field(
+        None, description="whether to search for a while before a character is emitted; as the server is set if null"
+    )
 
 
 class Finish(_Message):
@@ -71,6 +74,7 @@ class Ready(_Message):
     frame_ms: float
     latency_ms: float = Field(description="look-ahead of the model")
     chunk_width: int
+    patience_ms: float = Field(0.0, description="after its frame, a character is emitted at the latest; 0 if greedily")
 
 
 class Character(_Message):

@@ -12,7 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 STREAMS, REFUSED, AUDIO_S, COMPUTE_S, ROWS, FIRST_BUCKET = range(6)  # columns of the table
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # streams in a step; one more for larger steps
-ENGINES = 2  # of a process: one for streams, one for files if they are read otherwise
+GREEDY, PATIENT, FILES = range(3)  # engines of a process
+COUNTED_WITH = {GREEDY: [GREEDY, PATIENT], PATIENT: [GREEDY, PATIENT], FILES: [FILES]}
 NUM_COLUMNS = FIRST_BUCKET + len(BUCKETS) + 1
 
 
@@ -20,9 +21,9 @@ class Metrics:
     """A table in memory that forked processes share: a row for each of their engines, written by its owner only."""
 
     def __init__(self, processes: int = 1) -> None:
-        memory = mmap.mmap(-1, 8 * ENGINES * processes * NUM_COLUMNS)
-        self._table = np.frombuffer(memory, np.float64).reshape(ENGINES, processes, NUM_COLUMNS)
-        self._engine = 0
+        memory = mmap.mmap(-1, 8 * len(COUNTED_WITH) * processes * NUM_COLUMNS)
+        self._table = np.frombuffer(memory, np.float64).reshape(len(COUNTED_WITH), processes, NUM_COLUMNS)
+        self._engine = GREEDY
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self.become(0)
@@ -32,10 +33,10 @@ class Metrics:
         self._process, self._own = process, self._table[self._engine, process]
         self.set_streams(0)
 
-    def beside(self) -> "Metrics":
-        """The same table for the second engine of this process."""
+    def beside(self, engine: int) -> "Metrics":
+        """The same table for another engine of this process: `PATIENT` or `FILES`."""
         other = copy(self)
-        other._engine = 1
+        other._engine = engine
         other.become(self._process)
         return other
 
@@ -45,8 +46,8 @@ class Metrics:
 
     @property
     def streams(self) -> int:
-        """Streams open in this engine and its like in the other processes."""
-        return int(self._table[self._engine, :, STREAMS].sum())
+        """Live streams open, or files, whichever these are of, in all processes."""
+        return int(self._table[COUNTED_WITH[self._engine], :, STREAMS].sum())
 
     def refuse(self) -> None:
         """Count a stream that was not admitted."""

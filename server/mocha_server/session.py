@@ -1,5 +1,6 @@
 """The native protocol without I/O: messages and bytes in, messages and samples out. No sockets, no clock, no torch."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -119,10 +120,20 @@ class Session:
             frame_ms=1000 * info.frame_s,
             latency_ms=1000 * info.latency_samples / info.sample_rate,
             chunk_width=info.chunk_width,
+            patience_ms=1000 * info.patience_samples / info.sample_rate,
         )
 
     def _fail(self, code: ErrorCode, message: str) -> Received:
         return Received((self.failed(code, message),))
+
+
+def wants_patience(data: str | bytes) -> bool | None:
+    """What a client's first message says of patience; None if it says nothing of it, or is no start message."""
+    if isinstance(data, str):
+        with suppress(ValidationError):
+            message = client_messages.validate_json(data)
+            return message.patient if isinstance(message, Start) else None
+    return None
 
 
 def explain(error: ValidationError) -> str:

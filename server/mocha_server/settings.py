@@ -1,9 +1,8 @@
 """What an operator can set: options of `serve`, or environment variables with the prefix MOCHA_."""
 
 from pathlib import Path
-from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from mocha_model.joint import JointConfig
@@ -26,15 +25,18 @@ class Settings(BaseSettings):
     file_beam: int = Field(
         FILE_BEAM, ge=0, le=512, description="hypotheses for uploads; 0 reads them greedily, as streams"
     )
-    live_beam: int = Field(0, ge=0, le=512, description="hypotheses for live streams; 0 reads them greedily")
+    patient: bool = Field(False, description="1: live streams that do not say otherwise are read with patience")
+    live_beam: int = Field(
+        64, ge=0, le=512, description="hypotheses for live streams read with patience; 0 reads all of them greedily"
+    )
     live_patience_ms: float = Field(
-        800.0, ge=80, le=10_000, description="with live_beam: a character is emitted at most so long after its frame"
+        800.0, ge=80, le=10_000, description="of these: a character is emitted at most so long after its frame"
     )
     final_beam: int = Field(
         0,
         ge=0,
         le=512,
-        description="hypotheses that settle the text of a live segment when it ends; 0 leaves it as it is",
+        description="hypotheses that settle the text of a segment read greedily when it ends; 0 leaves it as it is",
     )
     language_model: Path | None = Field(None, description="for all of them; the bundled one if it has the vocabulary")
     block_ms: int = Field(80, ge=20, le=1000, description="audio that a live stream gathers before a step")
@@ -45,9 +47,3 @@ class Settings(BaseSettings):
     max_lag_ms: float = Field(500.0, gt=0, description="no live stream is admitted while others are later than this")
     threads: int = Field(1, ge=1, description="CPU threads of the model in each process")
     workers: int = Field(1, ge=1, le=256, description="processes that share the port, each with a model thread")
-
-    @model_validator(mode="after")
-    def _one_search_of_live_streams(self) -> Self:
-        if self.live_beam and self.final_beam:
-            raise ValueError("live_beam and final_beam exclude each other: what a live beam emits is final")
-        return self

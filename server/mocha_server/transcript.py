@@ -22,11 +22,17 @@ class ModelInfo:
     chunk_width: int
     calibration: Calibration | None = None
     settled_calibration: Calibration | None = None  # where a segment's text is settled when it ends
+    patience_samples: int = 0  # after its frame, a character is emitted at the latest
 
     @property
     def frame_s(self) -> float:
         """Seconds from one encoder frame to the next."""
         return self.frame_samples / self.sample_rate
+
+    @property
+    def models(self) -> dict[str, bool | None]:
+        """Names by which clients may ask for this model, and whether with patience; None as the server is set."""
+        return {self.name: None, f"{self.name}-greedy": False, f"{self.name}-patient": True}
 
     def time_s(self, frame: int) -> float:
         """Seconds from the start of the stream when the audio of `frame` was complete."""

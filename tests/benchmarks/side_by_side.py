@@ -32,7 +32,6 @@ from mocha_server.settings import FILE_BEAM, Settings
 from mocha_training.data import load_corpus
 
 PIECE = 1600  # samples; 100 ms
-LIVE_BEAM = 64
 
 
 @dataclass(frozen=True)
@@ -117,12 +116,12 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_memory()
     references, rates = [u.text for u in utterances], {}
-    recognizer, patience_s = Recognizer.load(options.model), Settings().live_patience_ms / 1000
-    patient = recognizer.searching(LIVE_BEAM, patience_s=patience_s)
+    recognizer, settings = Recognizer.load(options.model), Settings()
+    patient = recognizer.searching(settings.live_beam, patience_s=settings.live_patience_ms / 1000)
     for_files = recognizer.searching(FILE_BEAM)
     ways: dict[str, Callable[[], tuple[list[str], float]]] = {
         "mocha-asr": lambda: ours(utterances, options.streams, recognizer, live=True),
-        f"mocha-asr, MOCHA_LIVE_BEAM={LIVE_BEAM}": lambda: ours(utterances, options.streams, patient, live=True),
+        "mocha-asr, with patience": lambda: ours(utterances, options.streams, patient, live=True),
         "mocha-asr, as it reads files": lambda: ours(utterances, FILES_AT_ONCE, for_files, live=False),
         "pocketsphinx": lambda: pocketsphinx(utterances),
     }

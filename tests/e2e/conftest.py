@@ -113,7 +113,7 @@ def exchange(name: str, server: Any) -> Iterator[Exchange]:
 
     MOCHA_WRITE_EXCHANGES=1 in the environment records it anew instead. Only the bundled model's exchanges are.
     """
-    bundled = server.app.state.engine.info.name != "lively"
+    bundled = server.app.state.live.greedy.info.name != "lively"
     path = FIXTURES / "exchanges" / f"{name}.jsonl"
     server.recorder.exchange = found = Exchange()
     try:

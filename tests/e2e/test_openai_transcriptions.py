@@ -158,7 +158,7 @@ def test_a_broken_form(lively_server: Any):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_full_server(make_server: Any, lively: Recognizer, speech: Any, stream: bool):
     server = make_server(lively, max_streams=1)
-    server.app.state.engine._free.clear()
+    server.app.state.live.greedy._free.clear()
     with (
         OpenAI(api_key="any", base_url=f"{server.http}/v1", max_retries=0) as client,
         pytest.raises(openai.APIError) as error,

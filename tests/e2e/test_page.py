@@ -14,6 +14,7 @@ from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, ViewportSize, async_playwright, expect
 
 from mocha_client.client import transcribe_stream
+from mocha_model.recognizer import Recognizer
 from mocha_server.messages import Segment, Text
 from mocha_server.subtitles import srt, vtt
 
@@ -41,13 +42,13 @@ async def open_page(lively_server: Any) -> AsyncIterator[Opener]:
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
 
-        async def opened(size: str = "desktop", **options: Any) -> Page:
+        async def opened(size: str = "desktop", server: Any = lively_server, **options: Any) -> Page:
             page = await browser.new_page(viewport=SIZES[size], **options)
             page.set_default_timeout(SLOW_MS)
             page.on("pageerror", lambda error: problems.append(str(error)))
             page.on("console", lambda m: problems.append(m.text) if m.type in ("error", "warning") else None)
-            page.on("request", lambda r: None if r.url.startswith(lively_server.http) else problems.append(r.url))
-            await page.goto(lively_server.http)
+            page.on("request", lambda r: None if r.url.startswith(server.http) else problems.append(r.url))
+            await page.goto(server.http)
             return page
 
         opened.problems = problems  # type: ignore[attr-defined]
@@ -115,6 +116,23 @@ async def test_file_copy_and_downloads(open_page: Opener, expected: list[Any]):
     cues = await page.evaluate("import('./app.js').then(({ transcript }) => transcript.as('vtt'))")
     starts = re.findall(r"^[\d:.]+", cues, re.MULTILINE)
     assert starts == sorted(starts) and len(starts) == 2 * (vtt(segments).count("-->"))
+
+
+async def test_it_asks_for_patience_unless_told_otherwise(
+    open_page: Opener, make_server: Any, bundled: Recognizer, clip: Any
+):
+    server = make_server(bundled, live_beam=4, max_streams=8)
+    page, said = await open_page(server=server), []
+    for patient in (True, False):
+        events = await asyncio.to_thread(transcribe_stream, [clip.tobytes()], server.url, patient=patient)
+        said.append(" ".join(e.text for e in events if isinstance(e, Segment)))
+        await hear_file(page)
+        assert " ".join((await page.inner_text("#text")).split()) == said[-1]
+        await page.click("#clear")
+        await page.click("summary")
+        await page.uncheck("#patient")
+        await page.keyboard.press("Escape")
+    assert said[0] != said[1]
 
 
 async def test_dropped_file_that_only_the_server_can_read(open_page: Opener, clip: Any, tmp_path: Path):

@@ -26,9 +26,9 @@ def settling_server(bundled: Recognizer) -> Iterator[Server]:
     running.stop()
 
 
-def messages(server: Any, pcm: bytes) -> list[dict[str, Any]]:
+def messages(server: Any, pcm: bytes, **start: Any) -> list[dict[str, Any]]:
     with connect_sync(server.url) as socket:
-        socket.send('{"type":"start"}')
+        socket.send(json.dumps({"type": "start", **start}))
         for at in range(0, len(pcm), 5_000):
             socket.send(pcm[at : at + 5_000])
         socket.send('{"type":"finish"}')

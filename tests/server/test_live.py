@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mocha_model.emissions import text_of
 from mocha_model.recognizer import Recognizer
 from mocha_server.engine import Engine, Limits
+from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import Encoding, End, Error, ErrorCode, Segment, Start, Text
 from mocha_server.protocols.live import Gone, Live, Refused, Request, Said, Then, converse, cut
 from mocha_server.stream import EngineError
@@ -44,7 +45,7 @@ async def utterance(live: Live) -> list[Said]:
 
 async def test_each_utterance_is_heard_as_if_alone(engine: Engine, lively: Recognizer, clip: NDArray[np.int16]):
     expected = text_of(lively.transcribe(torch.from_numpy(clip.astype(np.float32) / 32768)))
-    live = Live(engine)
+    live = Live(LiveEngines(engine))
     said = []
     for _ in range(3):
         feeding = asyncio.create_task(live.hear(clip.tobytes(), START))
@@ -65,7 +66,7 @@ async def test_each_utterance_is_heard_as_if_alone(engine: Engine, lively: Recog
 
 
 async def test_settled_gives_what_was_heard_so_far(engine: Engine, clip: NDArray[np.int16]):
-    live = Live(engine)
+    live = Live(LiveEngines(engine))
     await live.hear(clip.tobytes(), START)
     early = [m for m in await live.settled() if isinstance(m, Text)]
     await live.end(START)
@@ -80,7 +81,7 @@ async def test_settled_gives_what_was_heard_so_far(engine: Engine, clip: NDArray
 async def test_a_stopped_engine_ends_a_settling_client(lively: Recognizer, clip: NDArray[np.int16]):
     engine = Engine(lively, Limits(capacity=1, max_buffer_s=1.0))
     engine.start()
-    live = Live(engine)
+    live = Live(LiveEngines(engine))
     await live.hear(clip.tobytes(), START)
     engine.stop()  # some of it is still to be heard
     await asyncio.sleep(0.05)
@@ -90,12 +91,12 @@ async def test_a_stopped_engine_ends_a_settling_client(lively: Recognizer, clip:
 
 
 async def test_bad_samples_and_odd_bytes(engine: Engine):
-    live = Live(engine)
+    live = Live(LiveEngines(engine))
     with pytest.raises(Refused) as refused:
         await live.hear(np.array([np.nan], "<f4").tobytes(), Start(encoding=Encoding.PCM_F32LE))
     assert refused.value.error.code is ErrorCode.INVALID_AUDIO
     live.close()
-    live = Live(engine)
+    live = Live(LiveEngines(engine))
     await live.hear(b"\0\0\0", START)
     await live.end(START)
     warning, end = (await utterance(live))[-2:]
@@ -144,7 +145,7 @@ class Echo:
 
 async def test_a_conversation_in_order(engine: Engine):
     script = Script("a", "finish")
-    await converse(script, Echo(), Live(engine), 5, greeting=("hello",))
+    await converse(script, Echo(), Live(LiveEngines(engine)), 5, greeting=("hello",))
     assert script.sent[:3] == ["hello", "got a", "got finish"] and script.sent[-1] == "end"
     assert script.closed == [None] and engine.num_streams == 0
 
@@ -153,27 +154,60 @@ async def test_a_conversation_in_order(engine: Engine):
     ("script", "code"), [(Script("bug"), "internal"), (Script(hang=True), "idle")], ids=["bug", "idle"]
 )
 async def test_what_goes_wrong_is_told_and_frees_the_row(engine: Engine, script: Script, code: str):
-    await converse(script, Echo(), Live(engine), 0.1)
+    await converse(script, Echo(), Live(LiveEngines(engine)), 0.1)
     assert script.sent == [f"failed {code}"] and script.closed[0] is not None
     assert engine.num_streams == 0
 
 
 async def test_a_full_server_and_a_client_that_leaves(engine: Engine):
-    first = Live(engine)
+    first = Live(LiveEngines(engine))
     first.open()
     script = Script(hang=True)
-    await converse(script, Echo(), Live(engine), 5, greeting=("hello",))
+    await converse(script, Echo(), Live(LiveEngines(engine)), 5, greeting=("hello",))
     assert script.sent == ["hello", "failed server_full"]
     lazy = Script("a")
-    await converse(lazy, Echo(), Live(engine, lazy=True), 5)
+    await converse(lazy, Echo(), Live(LiveEngines(engine), lazy=True), 5)
     assert lazy.sent == ["got a"] and lazy.closed == []  # gone: nothing is sent
     first.close()
 
 
 async def test_cancelling_a_conversation_frees_the_row(engine: Engine):
-    task = asyncio.create_task(converse(Script(hang=True), Echo(), Live(engine), 60))
+    task = asyncio.create_task(converse(Script(hang=True), Echo(), Live(LiveEngines(engine)), 60))
     await asyncio.sleep(0.05)
     assert engine.num_streams == 1
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert engine.num_streams == 0
+
+
+async def test_an_utterance_moves_to_the_engine_it_wants(engine: Engine, lively: Recognizer, clip: NDArray[np.int16]):
+    other = Engine(lively, Limits(capacity=1))
+    other.start()
+    live, heard = Live(LiveEngines(engine, other)), []
+    reading = asyncio.create_task(anext(live.messages()))
+    live.open()
+    assert (engine.num_streams, other.num_streams) == (1, 0)
+    for patient, places in ((True, (0, 1)), (True, (0, 1)), (None, (1, 0))):
+        start = Start(patient=patient)
+        await live.hear(clip.tobytes(), start)
+        assert (engine.num_streams, other.num_streams) == places
+        if not heard:  # whoever waited for the first engine hears the second
+            heard.append(await reading)
+        await live.end(start)
+        heard += await utterance(live)
+    assert sum(isinstance(message, End) for message in heard) == 3
+    live.close()
+    other.stop()
+
+
+async def test_a_full_engine_refuses_who_would_move_to_it(engine: Engine, lively: Recognizer):
+    other = Engine(lively, Limits(capacity=1))
+    taken = other.open(live=True)
+    live = Live(LiveEngines(engine, other))
+    live.open()
+    with pytest.raises(EngineError) as refused:
+        await live.hear(bytes(3_200), Start(patient=True))
+    assert refused.value.code is ErrorCode.SERVER_FULL and engine.num_streams == 1
+    live.close()
+    taken.close()
+    assert (engine.num_streams, other.num_streams) == (0, 0)

@@ -1,6 +1,7 @@
 """The native protocol without sockets: every message and every mistake."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from mocha_model.emissions import Emission
 from mocha_server.audio import as_float
 from mocha_server.messages import End, Error, ErrorCode, Ready, Segment, Text
-from mocha_server.session import Session, State
+from mocha_server.session import Session, State, wants_patience
 from mocha_server.transcript import ModelInfo
 
 INFO = ModelInfo("test", 16_000, 640, 400, 4)
@@ -37,6 +38,28 @@ END = Emission("", 99, 0.0, 1.0, True, (0.0,) * 4)
 def test_ready_tells_the_models_sizes():
     (ready,) = Session("s1", INFO).receive('{"type":"start"}').messages
     assert ready == Ready(session="s1", model="test", sample_rate=16_000, frame_ms=40, latency_ms=25, chunk_width=4)
+
+
+def test_ready_tells_how_patient_the_recogniser_is():
+    (ready,) = Session("s1", replace(INFO, patience_samples=8_000)).receive('{"type":"start"}').messages
+    assert isinstance(ready, Ready) and ready.patience_ms == 500
+
+
+@pytest.mark.parametrize(
+    ("data", "wanted"),
+    [
+        ('{"type":"start","patient":true}', True),
+        ('{"type":"start","patient":false}', False),
+        ('{"type":"start","patient":null}', None),
+        ('{"type":"start"}', None),
+        ('{"type":"finish"}', None),
+        ('{"type":"start","patient":true,"x":1}', None),
+        ("patient", None),
+        (b"patient", None),
+    ],
+)
+def test_what_a_first_message_says_of_patience(data: str | bytes, wanted: bool | None):
+    assert wants_patience(data) is wanted
 
 
 @pytest.mark.parametrize(

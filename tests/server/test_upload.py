@@ -96,7 +96,7 @@ def test_bad_requests(lively_server: Any):
 
 def test_full_server_refuses_uploads(make_server: Any, lively: Recognizer):
     server = make_server(lively, max_streams=1)
-    engine = server.app.state.engine
+    engine = server.app.state.live.greedy
     engine._free.clear()
     response = post(server, "weather.wav")
     assert response.status_code == 503 and response.json()["error"]["code"] == "server_full"
@@ -104,7 +104,7 @@ def test_full_server_refuses_uploads(make_server: Any, lively: Recognizer):
 
 def test_health_of_a_server_that_serves_no_streams(make_server: Any, lively: Recognizer):
     server = make_server(lively)
-    server.app.state.engine.stop()
+    server.app.state.live.greedy.stop()
     response = httpx.get(f"{server.http}/health")
     assert response.status_code == 503 and response.json()["status"] == "stopped"
 

@@ -23,6 +23,8 @@ export interface Ready {
   /** Look-ahead of the model. */
   latency_ms: number;
   chunk_width: number;
+  /** After its frame, a character is emitted at the latest; 0 if greedily. */
+  patience_ms: number;
 }
 
 export interface Character {
@@ -97,6 +99,8 @@ export interface StreamOptions {
   channels?: number;
   /** Words that this stream is likely to have, such as names: at most 200 of at most 60 characters; none. */
   phrases?: string[];
+  /** Whether to search for a while before a character is emitted: far fewer errors, a quarter of a second later; as the server is set. */
+  patient?: boolean;
   /** How long to go without text before a lost connection is given up; 30. 0 never tries. */
   reconnectSeconds?: number;
   /** Audio kept for a new connection, at most; 300. */

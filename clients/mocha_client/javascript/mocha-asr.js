@@ -127,12 +127,12 @@ export class StreamingClient {
   warnings = [];
 
   constructor(url, options = {}) {
-    const { sampleRate = 16000, encoding = "pcm_s16le", channels = 1, phrases = [] } = options;
+    const { sampleRate = 16000, encoding = "pcm_s16le", channels = 1, phrases = [], patient } = options;
     const { reconnectSeconds = 30, keepSeconds = 300, WebSocket = globalThis.WebSocket } = options;
     if (!(encoding in SAMPLE_BYTES)) throw new TypeError(`encoding is one of ${Object.keys(SAMPLE_BYTES).join(", ")}`);
     if (!WebSocket) throw new TypeError("there is no WebSocket here: pass one as the option WebSocket");
     this.#url = url;
-    this.#start = { type: "start", sample_rate: sampleRate, encoding, channels, phrases };
+    this.#start = { type: "start", sample_rate: sampleRate, encoding, channels, phrases, patient };
     this.#reconnectMs = 1000 * reconnectSeconds;
     this.#WebSocket = WebSocket;
     this.#continuity = new Continuity(this.#start, keepSeconds);

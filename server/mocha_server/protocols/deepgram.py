@@ -13,7 +13,7 @@ from fastapi import APIRouter, WebSocket
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mocha_model.confidence import word_confidence
-from mocha_server.engine import Engine
+from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import Character, End, Error, ErrorCode, Segment, Start, Text, Word
 from mocha_server.protocols.deepgram_options import LiveOptions, OptionError, live_options, refusal
 from mocha_server.protocols.live import Live, Refused, Request, Said, Then, WebSocketTransport, converse
@@ -48,8 +48,8 @@ class DeepgramTranslator:
 
     @property
     def start(self) -> Start:
-        """The options' audio format."""
-        return self._options.start()
+        """The options' audio format, and whether they name a model with patience."""
+        return self._options.start().model_copy(update={"patient": self._info.models.get(self._options.model)})
 
     def received(self, message: str | bytes) -> Request[str]:
         """See `Translator`."""
@@ -169,11 +169,11 @@ def spoken(characters: list[Character], info: ModelInfo) -> list[Word]:
 @router.websocket("/v1/listen")
 async def listen(socket: WebSocket) -> None:
     """One live connection; bad options and a full server are refused in the handshake."""
-    engine: Engine = socket.app.state.engine
-    request_id, live = str(uuid.uuid4()), Live(engine)
+    engines: LiveEngines = socket.app.state.live
+    request_id, live = str(uuid.uuid4()), Live(engines)
     try:
         options = live_options(socket.query_params)
-        live.open()
+        info = live.open(live.info.models.get(options.model)).engine.info
     except OptionError as error:
         await socket.send_denial_response(refusal(400, "INVALID_QUERY_PARAMETER", str(error), request_id))
         return
@@ -184,7 +184,7 @@ async def listen(socket: WebSocket) -> None:
     try:
         accepted = next((p for p in offered if p in ("token", "bearer")), None)
         await socket.accept(accepted, headers=[(b"dg-request-id", request_id.encode())])
-        translator = DeepgramTranslator(options, engine.info, live, request_id)
+        translator = DeepgramTranslator(options, info, live, request_id)
         await converse(WebSocketTransport(socket), translator, live, socket.app.state.settings.idle_s)
     finally:
         live.close()

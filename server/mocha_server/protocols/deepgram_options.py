@@ -47,8 +47,9 @@ class RawOptions(BaseModel):
 
 
 class LiveOptions(RawOptions):
-    """What a live connection may ask for."""
+    """What a live connection may ask for; `model` may ask for patience."""
 
+    model: str = ""
     interim_results: bool = False
     vad_events: bool = False
     utterance_end_ms: int | None = Field(None, ge=0)

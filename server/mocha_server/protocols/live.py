@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from fastapi import WebSocket, WebSocketDisconnect
 
-from mocha_server.engine import Engine
+from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import End, Error, ErrorCode, Finish, Segment, Start, Text
 from mocha_server.session import Session
 from mocha_server.stream import EngineError, Stream
@@ -108,12 +108,15 @@ class Transport(Protocol[InCo, OutContra]):
 
 
 class Live:
-    """Utterances of one client: each a `Session` of its own, all in the same row of the engine."""
+    """Utterances of one client: each a `Session` of its own, all in the same row of an engine.
 
-    def __init__(self, engine: Engine, lazy: bool = False) -> None:
-        """`lazy` conversations take a row of the engine with the first audio, others when they begin."""
-        self.info, self.lazy = engine.info, lazy
-        self._engine = engine
+    Where an utterance wants another engine than the one before, it has a row of that one.
+    """
+
+    def __init__(self, engines: LiveEngines, lazy: bool = False) -> None:
+        """`lazy` conversations take a row with the first audio, others when they begin."""
+        self.info, self.lazy = engines.greedy.info, lazy
+        self._engines = engines
         self._stream: Stream | None = None
         self._opened, self._flushed = asyncio.Event(), asyncio.Event()
         self._session: Session | None = None
@@ -121,10 +124,10 @@ class Live:
         self._warnings: list[Error] = []
         self._phrases: tuple[str, ...] = ()
 
-    def open(self) -> Stream:
+    def open(self, patient: bool | None = None) -> Stream:
         """Take a row if there is none yet; raises EngineError when the server is full."""
         if self._stream is None:
-            self._stream = self._engine.open(live=True)
+            self._stream = self._engines.of(patient).open(live=True)
             self._opened.set()
         return self._stream
 
@@ -141,7 +144,8 @@ class Live:
 
     async def hear(self, audio: bytes, start: Start) -> None:
         """Give audio to the recogniser; `start` describes it. Raises Refused or EngineError."""
-        stream, session = self.open(), self._session or await self._begin(start)
+        session = self._session or await self._begin(start)
+        stream = self.open()
         for piece in cut(audio):
             received = session.receive(piece)
             self._check(received.messages)
@@ -150,7 +154,8 @@ class Live:
 
     async def end(self, start: Start) -> None:
         """Ask for the end of the utterance, with or without audio."""
-        stream, session = self.open(), self._session or await self._begin(start)
+        session = self._session or await self._begin(start)
+        stream = self.open()
         received = session.receive(Finish())
         self._check(received.messages)
         await stream.write(received.samples)
@@ -172,10 +177,13 @@ class Live:
 
     async def utterance(self) -> AsyncIterator[Said]:
         """What is said until the `End` of the current utterance."""
-        async for emissions in self.open().events():
-            assert self._session is not None
-            for message in self._session.emitted(emissions):
-                yield message
+        stream: Stream | None = None
+        while stream is not self._stream:  # given up for another before anything was said
+            stream = self.open()
+            async for emissions in stream.events():
+                assert self._session is not None
+                for message in self._session.emitted(emissions):
+                    yield message
         assert self._session is not None
         warnings, self._warnings = self._warnings, []
         for warning in warnings:
@@ -192,11 +200,18 @@ class Live:
         return self._session.emitted(stream.pending()) if self._session else []
 
     async def _begin(self, start: Start) -> Session:
-        self._session = Session(uuid.uuid4().hex, self.info, self._offset_samples)
+        engine = self._engines.of(start.patient)
+        if self._stream is not None and self._stream.engine is not engine:
+            old, self._stream = self._stream, engine.open(live=True)
+            self._phrases = ()
+            old.close()
+            old.deliver([None])  # to whoever waits for what it says
+        stream = self.open(start.patient)
+        self._session = Session(uuid.uuid4().hex, engine.info, self._offset_samples)
         received = self._session.receive(start)
         if received.phrases != self._phrases:
             self._phrases = received.phrases
-            await self.open().favour(self._phrases)
+            await stream.favour(self._phrases)
         return self._session
 
     def _check(self, messages: tuple[object, ...]) -> None:

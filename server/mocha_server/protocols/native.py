@@ -6,10 +6,10 @@ import uuid
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import BaseModel
 
-from mocha_server.engine import Engine
+from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import Error, ErrorCode
 from mocha_server.protocols.live import cut
-from mocha_server.session import Session, State
+from mocha_server.session import Session, State, wants_patience
 from mocha_server.stream import EngineError, Stream
 
 router = APIRouter()
@@ -18,16 +18,49 @@ router = APIRouter()
 @router.websocket("/v1/stream")
 async def stream(socket: WebSocket) -> None:
     """The native streaming protocol; see docs/protocol.md."""
-    engine: Engine = socket.app.state.engine
+    engines: LiveEngines = socket.app.state.live
     idle_s: float = socket.app.state.settings.idle_s
+    identifier = uuid.uuid4().hex
     await socket.accept()
-    session = Session(uuid.uuid4().hex, engine.info)
+    try:
+        async with asyncio.timeout(idle_s):
+            first = await _receive(socket)
+    except WebSocketDisconnect:
+        return
+    except TimeoutError:
+        silent = Session(identifier, engines.greedy.info).failed(ErrorCode.IDLE, _silent(idle_s))
+        await _refuse(socket, silent, 1008)
+        return
+    engine = engines.of(wants_patience(first))
+    session = Session(identifier, engine.info)
+    began = session.receive(first)
+    if session.state is State.CLOSED:
+        await _refuse(socket, began.messages[0], 1008)
+        return
     try:
         opened = engine.open(live=True)
     except EngineError as error:
-        await _send(socket, session.failed(error.code, str(error)))
-        await socket.close(1013)
+        await _refuse(socket, session.failed(error.code, str(error)), 1013)
         return
+    try:
+        for out in began.messages:
+            await _send(socket, out)
+        if began.phrases:
+            await opened.favour(began.phrases)
+        await _converse(socket, session, opened, idle_s)
+    except WebSocketDisconnect:
+        pass
+    finally:
+        opened.close()
+
+
+async def _refuse(socket: WebSocket, error: BaseModel, code: int) -> None:
+    await _send(socket, error)
+    await socket.close(code)
+
+
+async def _converse(socket: WebSocket, session: Session, opened: Stream, idle_s: float) -> None:
+    """What follows the start message, to the end; raises WebSocketDisconnect when the client leaves."""
     idle = IdleTimer(idle_s)
     reader = asyncio.create_task(_read(socket, session, opened, idle))
     writer = asyncio.create_task(_write(socket, session, opened))
@@ -35,16 +68,17 @@ async def stream(socket: WebSocket) -> None:
     try:
         await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
         if not writer.done():
-            why = f"nothing was sent for {idle_s:g} s"
-            await _fail(socket, writer, session.failed(ErrorCode.IDLE, why) if idle.expired else await reader)
-    except WebSocketDisconnect:
-        pass
+            error = session.failed(ErrorCode.IDLE, _silent(idle_s)) if idle.expired else await reader
+            await _fail(socket, writer, error)
     finally:
-        opened.close()
         idle.stop()
         reader.cancel()
         writer.cancel()
         await asyncio.gather(reader, writer, return_exceptions=True)
+
+
+def _silent(idle_s: float) -> str:
+    return f"nothing was sent for {idle_s:g} s"
 
 
 class IdleTimer:
@@ -77,24 +111,29 @@ class IdleTimer:
             reader.cancel()
 
 
+async def _receive(socket: WebSocket) -> str | bytes:
+    """The next message; raises WebSocketDisconnect."""
+    message = await socket.receive()
+    if message["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect(message.get("code", 1006))
+    text: str | None = message.get("text")
+    data: bytes = message.get("bytes") or b""
+    return data if text is None else text
+
+
 async def _read(socket: WebSocket, session: Session, opened: Stream, idle: IdleTimer) -> Error:
     """Client to engine, until an error; raises WebSocketDisconnect when the client leaves."""
     while True:
         if session.state is not State.FINISHING:
             idle.waiting()
-        message = await socket.receive()
+        data = await _receive(socket)
         idle.since = None
-        if message["type"] == "websocket.disconnect":
-            raise WebSocketDisconnect(message.get("code", 1006))
-        text = message.get("text")
-        for piece in [text] if text is not None else cut(message.get("bytes", b"")):
+        for piece in [data] if isinstance(data, str) else cut(data):
             received = session.receive(piece)
             for out in received.messages:
                 if isinstance(out, Error) and out.fatal:
                     return out
                 await _send(socket, out)
-            if received.phrases:
-                await opened.favour(received.phrases)
             await opened.write(received.samples)
             if received.finished:
                 opened.finish()
@@ -119,8 +158,7 @@ async def _write(socket: WebSocket, session: Session, opened: Stream) -> None:
 async def _fail(socket: WebSocket, writer: "asyncio.Task[None]", error: Error) -> None:
     writer.cancel()
     await asyncio.gather(writer, return_exceptions=True)
-    await _send(socket, error)
-    await socket.close(1008)
+    await _refuse(socket, error, 1008)
 
 
 async def _send(socket: WebSocket, message: BaseModel) -> None:

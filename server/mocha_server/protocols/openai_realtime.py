@@ -14,7 +14,7 @@ import orjson
 from fastapi import APIRouter, WebSocket
 from pydantic import ValidationError
 
-from mocha_server.engine import Engine
+from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import End, Error, ErrorCode, Segment, Start, Text
 from mocha_server.protocols.live import Live, Request, Said, Then, WebSocketTransport, converse
 from mocha_server.protocols.openai_realtime_messages import (
@@ -54,7 +54,15 @@ class RealtimeTranslator:
         """The configured input format."""
         asked = self.config.audio.input
         phrases = asked.transcription.keywords if asked.transcription else ()
-        return asked.format.start().model_copy(update={"phrases": phrases})
+        patient = self._info.models.get(self._model)
+        return asked.format.start().model_copy(update={"phrases": phrases, "patient": patient})
+
+    @property
+    def _model(self) -> str:
+        """The name that was asked for, if it is one of this server's."""
+        asked = self.config.audio.input.transcription
+        named = asked.model if asked and asked.model else ""
+        return named if named in self._info.models else self._info.name
 
     def greeting(self) -> str:
         """The first event."""
@@ -174,19 +182,19 @@ class RealtimeTranslator:
     def _session(self) -> dict[str, Any]:
         body = self.config.model_dump(mode="json")
         transcription = body["audio"]["input"].get("transcription") or {}
-        body["audio"]["input"]["transcription"] = {**transcription, "model": self._info.name}
+        body["audio"]["input"]["transcription"] = {**transcription, "model": self._model}
         return {"id": self._session_id, "object": "realtime.transcription_session", **body}
 
 
 @router.websocket("/v1/realtime")
 async def realtime(socket: WebSocket) -> None:
     """One Realtime connection."""
-    engine: Engine = socket.app.state.engine
+    engines: LiveEngines = socket.app.state.live
     protocols = socket.scope.get("subprotocols") or []
     await socket.accept("realtime" if "realtime" in protocols else None)
-    transport, translator = WebSocketTransport(socket), RealtimeTranslator(engine.info)
+    transport, translator = WebSocketTransport(socket), RealtimeTranslator(engines.greedy.info)
     idle_s: float = socket.app.state.settings.idle_s
-    await converse(transport, translator, Live(engine), idle_s, greeting=(translator.greeting(),))
+    await converse(transport, translator, Live(engines), idle_s, greeting=(translator.greeting(),))
 
 
 def _identifier(prefix: str) -> str:

@@ -48,8 +48,9 @@ class TurnDetection(_Lenient):
 
 
 class Transcription(_Lenient):
-    """`session.audio.input.transcription`; `keywords` are favoured."""
+    """`session.audio.input.transcription`; `keywords` are favoured, and `model` may ask for patience."""
 
+    model: str | None = None
     keywords: Phrases = ()
 
 

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from mocha_server.audio import AudioError, Samples, decode_file
 from mocha_server.engine import Engine
+from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import ErrorCode, Phrases, Segment, Text
 from mocha_server.protocols.upload import Upload
 from mocha_server.session import explain
@@ -84,9 +85,11 @@ def wanted_by(form: FormData) -> Wanted:
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    """The one model of this server."""
-    name = request.app.state.engine.info.name
-    return {"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "mocha-asr"}]}
+    """The one model of this server, and the names by which live streams ask for it with patience or without."""
+    live: LiveEngines = request.app.state.live
+    names = list(live.greedy.info.models) if live.patient else [live.greedy.info.name]
+    rest = {"object": "model", "created": 0, "owned_by": "mocha-asr"}
+    return {"object": "list", "data": [{"id": name, **rest} for name in names]}
 
 
 @router.post(

@@ -10,7 +10,6 @@ import orjson
 from fastapi import APIRouter, WebSocket
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mocha_server.engine import Engine
 from mocha_server.messages import End, Error, ErrorCode, Phrases, Segment, Start, Text
 from mocha_server.protocols.live import (
     Gone,
@@ -23,17 +22,19 @@ from mocha_server.protocols.live import (
 )
 from mocha_server.session import explain
 from mocha_server.stream import EngineError
+from mocha_server.transcript import ModelInfo
 
 router = APIRouter()
 
 
 class Config(BaseModel):
-    """What a client may configure; `phrase_list` is favoured, `model` is accepted and changes nothing."""
+    """What a client may configure; `phrase_list` is favoured, and `model` may ask for patience."""
 
     model_config = ConfigDict(extra="ignore")
 
     sample_rate: float = Field(8_000, ge=8_000, le=48_000)
     words: bool = True
+    model: str = ""
     max_alternatives: int = Field(0, ge=0)
     phrase_list: Phrases = ()
 
@@ -51,15 +52,16 @@ class Control(BaseModel):
 class VoskTranslator:
     """What is said, until a reply is due."""
 
-    def __init__(self) -> None:
-        self.config = Config()
+    def __init__(self, info: ModelInfo) -> None:
+        self._info, self.config = info, Config()
         self._closed: deque[Segment] = deque()
         self._open = ""
 
     @property
     def start(self) -> Start:
         """16-bit mono, at the configured rate."""
-        return Start(sample_rate=round(self.config.sample_rate), phrases=self.config.phrase_list)
+        patient = self._info.models.get(self.config.model)
+        return Start(sample_rate=round(self.config.sample_rate), phrases=self.config.phrase_list, patient=patient)
 
     def said(self, message: Said) -> None:
         """Remember it for a reply."""
@@ -106,9 +108,9 @@ def parse(text: str) -> Control:
 @router.websocket("/")
 async def vosk(socket: WebSocket) -> None:
     """One vosk-server connection."""
-    engine: Engine = socket.app.state.engine
+    live = Live(socket.app.state.live)
     await socket.accept()
-    transport, live = WebSocketTransport(socket), Live(engine)
+    transport = WebSocketTransport(socket)
     try:
         live.open()
         await _serve(transport, live, socket.app.state.settings.idle_s)
@@ -123,7 +125,7 @@ async def vosk(socket: WebSocket) -> None:
 
 
 async def _serve(transport: WebSocketTransport, live: Live, idle_s: float) -> None:
-    translator, heard = VoskTranslator(), False
+    translator, heard = VoskTranslator(live.info), False
     while True:
         message = await receive_within(transport, idle_s)
         if isinstance(message, bytes):

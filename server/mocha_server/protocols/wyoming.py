@@ -13,6 +13,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mocha_server.engine import Engine
+from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import End, Error, ErrorCode, Segment, Start, Text
 from mocha_server.protocols.live import Gone, Live, Request, Said, Then, converse, refused
 from mocha_server.session import explain
@@ -188,7 +189,7 @@ async def listening(engine: Engine, settings: Settings) -> AsyncIterator[int | N
         assert task is not None
         clients.add(task)
         try:
-            transport, live = TcpTransport(reader, writer), Live(engine, lazy=True)
+            transport, live = TcpTransport(reader, writer), Live(LiveEngines(engine), lazy=True)
             await converse(transport, WyomingTranslator(engine.info), live, settings.idle_s)
         except asyncio.CancelledError:
             pass  # the server stops

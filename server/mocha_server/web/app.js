@@ -44,7 +44,7 @@ async function openStream(sampleRate) {
   await stream?.done;
   const url = new URL("v1/stream", location.href);
   url.protocol = url.protocol.replace("http", "ws");
-  const client = new StreamingClient(url, { sampleRate });
+  const client = new StreamingClient(url, { sampleRate, patient: byId("patient").checked });
   const ready = await client.open();
   const base = strip.begin(sampleRate, ready.frame_ms);
   byId("lag-text").textContent = "–";
