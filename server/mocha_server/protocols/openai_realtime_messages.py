@@ -50,8 +50,8 @@ class TurnDetection(_Lenient):
 class Transcription(_Lenient):
     """`session.audio.input.transcription`; `keywords` are favoured, and `model` may ask for patience."""
 
-    model: str | None = None
     keywords: Phrases = ()
+    model: str | None = None
 
 
 class Input(_Lenient):
