@@ -166,9 +166,14 @@ class ModelConfig(BaseModel):
         """The same network with another dropout in its encoder, which no weight depends on."""
         return self.model_copy(update={"encoder": self.encoder.model_copy(update={"dropout": dropout})})
 
+    def with_hop(self, hop_samples: int) -> "ModelConfig":
+        """The same network with its features so many samples apart, which no weight depends on."""
+        return self.model_copy(update={"features": self.features.model_copy(update={"hop_samples": hop_samples})})
+
     def network(self) -> "ModelConfig":
         """Without a head of phones and what no weight depends on, so that networks can be compared."""
-        return self.with_dropout(0.0).model_copy(update={"search": SearchConfig(), "phones": ()})
+        bare = self.with_dropout(0.0).with_hop(FeatureConfig().hop_samples)
+        return bare.model_copy(update={"search": SearchConfig(), "phones": ()})
 
     def with_attention(self, **changes: object) -> "ModelConfig":
         """The same network with another attention; raises ValidationError (a ValueError) for what there is not."""

@@ -438,7 +438,7 @@ def test_train_grows_a_checkpoint(manifest: Path, tmp_path: Path, monkeypatch: p
     assert last.config.encoder.lstm_sizes == (448, 448, 448) and last.provenance["started_from"]["steps"] == 7
 
 
-def test_train_changes_the_dropout_of_a_checkpoint_and_splices(
+def test_train_changes_dropout_and_hop_of_a_checkpoint_and_splices(
     manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("MOCHA_CACHE", str(tmp_path / "cache"))
@@ -448,10 +448,12 @@ def test_train_changes_the_dropout_of_a_checkpoint_and_splices(
     texts: list[str] = []
     make = Augmenter.make
     monkeypatch.setattr(Augmenter, "make", lambda *a: (example := make(*a), texts.append(example[1]))[0])
-    options = ("--recipe", "spliced", "--steps", 1, "--device", "cpu", "--init", BUNDLED)
+    options = ("--recipe", "spliced", "--hop-samples", 144, "--steps", 1, "--device", "cpu", "--init", BUNDLED)
     status, _ = said("train", *options, "--data", manifest.parent, "--out", tmp_path / "run")
     last, before = load_checkpoint(tmp_path / "run" / "final.safetensors"), load_checkpoint(BUNDLED).config
     assert status == 0 and last.config.encoder.dropout == 0.5 != before.encoder.dropout
+    assert last.config.features.hop_samples == 144 != before.features.hop_samples
+    assert last.config.frame_samples == 4 * 144 and last.provenance["recipe"]["hop_samples"] == 144
     assert last.config.encoder.lstm_sizes == before.encoder.lstm_sizes
     average_checkpoints([BUNDLED, tmp_path / "run" / "final.safetensors"], tmp_path / "mean.safetensors")
     assert load_checkpoint(tmp_path / "mean.safetensors").config == last.config

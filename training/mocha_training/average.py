@@ -15,7 +15,8 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
 
     Raises:
         CheckpointError: there is nothing to average, the checkpoints differ in configuration (by more than dropout in
-            the encoder and how they are searched), or a weight of the mean is not a number of float16.
+            the encoder, how far apart features are and how they are searched), or a weight of the mean is not a number
+            of float16.
 
     """
     loaded = [load_checkpoint(path) for path in paths]

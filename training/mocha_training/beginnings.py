@@ -34,7 +34,7 @@ def first_model(config: TrainConfig, corpus: Corpus, mechanism: str | None, chun
     tokenizer = Tokenizer.from_texts((u.text for u in corpus.utterances), config.units)
     torch.manual_seed(config.seed)
     sizes: ModelConfig = getattr(model_config, config.preset)(tokenizer.vocab_size)
-    sizes = _searched(sizes if config.dropout is None else sizes.with_dropout(config.dropout), config)
+    sizes = _searched(_told(sizes, sizes, config), config)
     attention = {"mechanism": mechanism, "chunk_width": chunk_width}
     model = SpeechModel(sizes.with_attention(**{k: v for k, v in attention.items() if v is not None}))
     draw_weights(model, config.init)
@@ -51,12 +51,17 @@ def started(init: Path, config: TrainConfig, preset: Preset | None) -> Checkpoin
     if preset is not None:
         sizes: ModelConfig = getattr(model_config, preset)(start.tokenizer.vocab_size)
         wanted = sizes.with_attention(**start.config.attention.model_dump())
-    wanted = wanted.with_dropout(start.config.encoder.dropout if config.dropout is None else config.dropout)
-    wanted = _searched(wanted, config)
+    wanted = _searched(_told(wanted, start.config, config), config)
     if wanted == start.config:
         return start
     torch.manual_seed(config.seed)
     return replace(start, model=grown(start.model, wanted), config=wanted, calibration=None, file_calibration=None)
+
+
+def _told(model: ModelConfig, otherwise: ModelConfig, config: TrainConfig) -> ModelConfig:
+    """`model`, with what no weight depends on as `config` tells, or as `otherwise` has it."""
+    dropout = otherwise.encoder.dropout if config.dropout is None else config.dropout
+    return model.with_dropout(dropout).with_hop(config.hop_samples or otherwise.features.hop_samples)
 
 
 def _searched(model: ModelConfig, config: TrainConfig) -> ModelConfig:

@@ -82,6 +82,9 @@ def train(
     init: Annotated[Path | None, typer.Option(help="start from the weights of this checkpoint")] = None,
     max_minutes: Annotated[float | None, typer.Option(help="time budget, for the schedules too")] = None,
     steps: Annotated[int | None, typer.Option(help="length of the run, instead of the recipe's")] = None,
+    hop_samples: Annotated[
+        int | None, typer.Option(min=1, help="between frames of features, instead of the network's; with --init too")
+    ] = None,
     learning_rate: Annotated[float | None, typer.Option(help="the highest, instead of the recipe's")] = None,
     seed: Annotated[int | None, typer.Option(help="of everything random, instead of the recipe's")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda" if torch.cuda.is_available() else "cpu",
@@ -100,7 +103,7 @@ def train(
     device = _joined(device)
     try:
         changes: dict[str, Any] = {"max_minutes": max_minutes, "steps": steps, "seed": seed, "preset": preset}
-        changes |= {"learning_rate": learning_rate, "ctc_only": 1.0 if ctc_only else None}
+        changes |= {"learning_rate": learning_rate, "ctc_only": 1.0 if ctc_only else None, "hop_samples": hop_samples}
         changes |= {"epochs": None if steps is None else 0.0}
         config = TrainConfig.model_validate(recipes.RECIPES[recipe]().model_dump() | searches.given(changes))
         if init is None and not (out / "last.pt").is_file():

@@ -21,6 +21,9 @@ class TrainConfig(BaseModel):
     dropout: float | None = Field(
         None, ge=0, lt=1, description="after each LSTM layer of the encoder; None for the network's"
     )
+    hop_samples: int | None = Field(
+        None, gt=0, description="between frames of features, which no weight depends on; None for the network's"
+    )
     units: Units = Field("characters", description="what the network reads out: characters, or words such as phones")
     fold_phones: bool = Field(False, description="score TIMIT's phones as 39 classes in evaluations during training")
 
