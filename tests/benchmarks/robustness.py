@@ -46,7 +46,7 @@ from matplotlib.figure import Figure
 
 Audio = NDArray[np.float32]
 SNRS_DB = (20, 10, 5, 0)
-LIVE_WIDTH, LIVE_PATIENCE = 64, 20  # prefixes and frames of live text with patience
+LIVE_WIDTH, LIVE_PATIENCE_S = 64, 0.8  # prefixes of live text with patience, and how long it waits
 LENGTHS_S = (0, 10, 30, 60, 120, 300)  # at least; 0 for the utterances themselves
 PAUSE_S = 0.4
 TELEPHONE_HZ = 8_000
@@ -137,7 +137,8 @@ def searches(checkpoint: Checkpoint) -> Iterator[tuple[str, Beam | None]]:
     yield "live", None
     if found := joint_search(checkpoint.config, checkpoint.tokenizer, JointConfig().width):
         config, fusion = found
-        yield "with patience", Beam(live_joint(replace(config, width=LIVE_WIDTH), LIVE_PATIENCE), fusion)
+        patience = int(LIVE_PATIENCE_S * SAMPLE_RATE) // checkpoint.config.frame_samples
+        yield "with patience", Beam(live_joint(replace(config, width=LIVE_WIDTH), patience), fusion)
         yield "files", Beam(config, fusion)
 
 

@@ -61,9 +61,10 @@ def test_deltas_are_the_transcript_that_the_search_gives(both: Server, speech: C
         assert " ".join(w["word"] for w in segment["words"]) == segment["text"]
 
 
-def test_ready_says_how_patient_the_stream_is(both: Server, server: Server, speech: Clip):
+def test_ready_says_how_patient_the_stream_is(both: Server, server: Server, speech: Clip, bundled: Recognizer):
+    frame_ms = 1000 * bundled.frame_samples / bundled.sample_rate
     told = [messages(s, b"", **start)[0]["patience_ms"] for s, start in ((both, {"patient": True}), (both, {}))]
-    assert told == [400, 0]
+    assert told == [400 // frame_ms * frame_ms, 0]
     assert messages(server, b"", patient=True)[0]["patience_ms"] == 0, "a server that has no such streams says so"
     assert native(server.url, speech.pcm, patient=True).text == native(server.url, speech.pcm).text
 

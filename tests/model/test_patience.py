@@ -73,14 +73,15 @@ def test_no_hypothesis_holds_anything_back_for_longer(lively: Recognizer, kind: 
 
 
 def test_patience_is_given_in_seconds_and_counted_in_frames(bundled: Recognizer):
-    samples = speech("weather", "suit")
+    samples, frame_s = speech("weather", "suit"), bundled.frame_samples / bundled.sample_rate
     found = {
-        seconds: bundled.searching(4, patience_s=seconds).transcribe(samples) for seconds in (0.08, 0.119, 0.48, None)
+        frames: bundled.searching(4, patience_s=frames * frame_s).transcribe(samples) for frames in (2.01, 2.99, 12.01)
     }
-    assert max(waits(found[0.08])) == max(waits(found[0.119])) == 2
-    assert 2 < max(waits(found[0.48])) <= 12 < max(waits(found[None]))
-    assert text_of(found[0.08]) != text_of(found[None])
-    assert [(e.text, e.frame) for e in found[0.08]] == [(e.text, e.frame) for e in found[0.119]]
+    unhurried = bundled.searching(4).transcribe(samples)
+    assert max(waits(found[2.01])) == max(waits(found[2.99])) == 2
+    assert 2 < max(waits(found[12.01])) <= 12 < max(waits(unhurried))
+    assert text_of(found[2.01]) != text_of(unhurried)
+    assert [(e.text, e.frame) for e in found[2.01]] == [(e.text, e.frame) for e in found[2.99]]
 
 
 class Judged(JointSearch):
