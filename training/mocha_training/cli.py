@@ -82,9 +82,7 @@ def train(
     init: Annotated[Path | None, typer.Option(help="start from the weights of this checkpoint")] = None,
     max_minutes: Annotated[float | None, typer.Option(help="time budget, for the schedules too")] = None,
     steps: Annotated[int | None, typer.Option(help="length of the run, instead of the recipe's")] = None,
-    hop_samples: Annotated[
-        int | None, typer.Option(min=1, help="between frames of features, instead of the network's; with --init too")
-    ] = None,
+    hop_samples: Annotated[int | None, typer.Option(min=1, help="from frame to frame of features")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="the highest, instead of the recipe's")] = None,
     seed: Annotated[int | None, typer.Option(help="of everything random, instead of the recipe's")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda" if torch.cuda.is_available() else "cpu",
