@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from fastapi import FastAPI, Request, Response
@@ -52,32 +53,21 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
     """
     settings = settings or Settings()
     torch.set_num_threads(1)  # a process with a pool of threads could not be forked into workers
-    recognizer = recognizer or Recognizer.load(settings.model)
-    beams = settings.file_beam or settings.live_beam or settings.final_beam
-    language = recognizer.language(settings.language_model) if beams else None
-    greedy = for_files = recognizer
-    patient: Recognizer | None = None
-    if language:
-        if settings.file_beam:
-            for_files = recognizer.searching(settings.file_beam, language)
-        if settings.live_beam:
-            patient = recognizer.searching(settings.live_beam, language, settings.live_patience_ms / 1000)
-        if settings.final_beam:
-            greedy = recognizer.settling(settings.final_beam, language)
+    readers = _readers(settings, recognizer or Recognizer.load(settings.model))
     metrics = Metrics(settings.workers)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         limits = Limits(settings.max_streams, settings.block_ms, settings.max_buffer_s, settings.max_lag_ms / 1000)
         torch.set_num_threads(settings.threads)
-        live = LiveEngines(Engine(greedy, limits, metrics), unless_said=settings.patient)
-        if patient:
+        live = LiveEngines(Engine(readers.greedy, limits, metrics), unless_said=settings.patient)
+        if readers.patient:
             few = replace(limits, rows=min(PATIENT_ROWS, limits.capacity))
-            live = replace(live, patient=Engine(patient, few, metrics.beside(PATIENT)))
+            live = replace(live, patient=Engine(readers.patient, few, metrics.beside(PATIENT)))
         engines, files = list(live), live.greedy
-        if for_files is not recognizer:
+        if readers.files:
             few = replace(limits, capacity=min(FILES_AT_ONCE, limits.capacity))
-            files = Engine(for_files, few, metrics.beside(FILES), background=True)
+            files = Engine(readers.files, few, metrics.beside(FILES), background=True)
             engines.append(files)
         app.state.live, app.state.file_engine, app.state.settings = live, files, settings
         for engine in engines:
@@ -110,6 +100,27 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
     app.mount("/client", Page(packages=[("mocha_client", "javascript")]))
     app.mount("/", Page(directory=WEB, html=True))
     return app
+
+
+class _Readers(NamedTuple):
+    """What reads live streams, and what reads others; None where the first reads them too."""
+
+    greedy: Recognizer
+    patient: Recognizer | None = None
+    files: Recognizer | None = None
+
+
+def _readers(settings: Settings, recognizer: Recognizer) -> _Readers:
+    """Searches with a language model, where the settings want them and the checkpoint has one."""
+    files, live, final = settings.file_beam, settings.live_beam, settings.final_beam
+    language = recognizer.language(settings.language_model) if files or live or final else None
+    if language is None:
+        return _Readers(recognizer)
+    return _Readers(
+        recognizer.settling(final, language) if final else recognizer,
+        recognizer.searching(live, language, settings.live_patience_ms / 1000) if live else None,
+        recognizer.searching(files, language) if files else None,
+    )
 
 
 class Page(StaticFiles):

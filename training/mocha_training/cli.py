@@ -94,16 +94,13 @@ def train(
 
     On several GPUs or cores: torchrun --no-python --nproc-per-node N mocha-asr train ...
     """
-    if recipe not in recipes.RECIPES:
-        raise _fail(f"no recipe {recipe!r}; there are {', '.join(recipes.RECIPES)}")
     if init is not None and any(x is not None for x in (mechanism, chunk_width)):
         raise _fail("--init brings an attention, so there is no --mechanism or --chunk-width beside it")
+    changes: dict[str, Any] = {"max_minutes": max_minutes, "steps": steps, "seed": seed, "preset": preset}
+    changes |= {"learning_rate": learning_rate, "ctc_only": 1.0 if ctc_only else None, "hop_samples": hop_samples}
     device = _joined(device)
     try:
-        changes: dict[str, Any] = {"max_minutes": max_minutes, "steps": steps, "seed": seed, "preset": preset}
-        changes |= {"learning_rate": learning_rate, "ctc_only": 1.0 if ctc_only else None, "hop_samples": hop_samples}
-        changes |= {"epochs": None if steps is None else 0.0}
-        config = TrainConfig.model_validate(recipes.RECIPES[recipe]().model_dump() | searches.given(changes))
+        config = _configured(recipe, changes)
         if init is None and not (out / "last.pt").is_file():
             _refuse_without_model(config)
         corpus = _training_corpus(data, config)
@@ -124,6 +121,14 @@ def train(
         trainer.run()
     except CheckpointError as error:
         raise _fail(error) from error
+
+
+def _configured(recipe: str, changes: dict[str, Any]) -> TrainConfig:
+    """A recipe with what was given instead of its own; `steps` replaces its `epochs` too."""
+    if recipe not in recipes.RECIPES:
+        raise ValueError(f"no recipe {recipe!r}; there are {', '.join(recipes.RECIPES)}")
+    changes |= {"epochs": None if changes["steps"] is None else 0.0}
+    return TrainConfig.model_validate(recipes.RECIPES[recipe]().model_dump() | searches.given(changes))
 
 
 def _refuse_without_model(config: TrainConfig) -> None:
