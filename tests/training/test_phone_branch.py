@@ -176,7 +176,7 @@ def test_a_head_of_phones_does_not_outlive_its_encoder(tmp_path: Path):
     weights = [
         started(with_head, run, None).config.search.language_weight for run in (plain(), discriminative(), sounds())
     ]
-    assert weights == [1.0, 1.3, 1.3]
+    assert weights == [1.0, 1.5, 1.5]
     assert started(with_head, discriminative(), None).config.phones == phones
     without = tmp_path / "without.safetensors"
     model.give_phones((), None)

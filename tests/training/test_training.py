@@ -448,12 +448,12 @@ def test_train_changes_dropout_and_hop_of_a_checkpoint_and_splices(
     texts: list[str] = []
     make = Augmenter.make
     monkeypatch.setattr(Augmenter, "make", lambda *a: (example := make(*a), texts.append(example[1]))[0])
-    options = ("--recipe", "spliced", "--hop-samples", 144, "--steps", 1, "--device", "cpu", "--init", BUNDLED)
+    options = ("--recipe", "spliced", "--hop-samples", 128, "--steps", 1, "--device", "cpu", "--init", BUNDLED)
     status, _ = said("train", *options, "--data", manifest.parent, "--out", tmp_path / "run")
     last, before = load_checkpoint(tmp_path / "run" / "final.safetensors"), load_checkpoint(BUNDLED).config
     assert status == 0 and last.config.encoder.dropout == 0.5 != before.encoder.dropout
-    assert last.config.features.hop_samples == 144 != before.features.hop_samples
-    assert last.config.frame_samples == 4 * 144 and last.provenance["recipe"]["hop_samples"] == 144
+    assert last.config.features.hop_samples == 128 != before.features.hop_samples
+    assert last.config.frame_samples == 4 * 128 and last.provenance["recipe"]["hop_samples"] == 128
     assert last.config.encoder.lstm_sizes == before.encoder.lstm_sizes
     average_checkpoints([BUNDLED, tmp_path / "run" / "final.safetensors"], tmp_path / "mean.safetensors")
     assert load_checkpoint(tmp_path / "mean.safetensors").config == last.config
@@ -471,7 +471,7 @@ def test_the_last_recipe_changes_what_the_ctc_head_says_and_nothing_else(
     last, before = after.model.state_dict(), load_checkpoint(BUNDLED).model.state_dict()
     assert {name for name in last if not torch.equal(last[name], before[name])} == {"ctc.weight", "ctc.bias"}
     assert after.config.phones  # and of the head beside them the search knows too
-    assert after.config.search == TOLD_APART.model_copy(update={"language_weight": BESIDE_PHONES}) != TOLD_APART
+    assert after.config.search == TOLD_APART.model_copy(update=BESIDE_PHONES) != TOLD_APART
 
 
 def test_a_model_says_how_its_ctc_head_wants_to_be_searched():

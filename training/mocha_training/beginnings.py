@@ -16,7 +16,7 @@ from mocha_training.data import Corpus
 from mocha_training.weights import draw_weights, grown
 
 TOLD_APART = SearchConfig(prior_weight=0.25, length_bonus=0.5)  # for a CTC head of `denominator_weight`
-BESIDE_PHONES = 1.3  # weight of the language model, when two that hear stand against it
+BESIDE_PHONES = {"language_weight": 1.5, "length_bonus": 0.8}  # when two that hear stand against the language model
 
 
 def feature_statistics(model: SpeechModel, corpus: Corpus, count: int, seed: int) -> None:
@@ -67,10 +67,10 @@ def _told(model: ModelConfig, otherwise: ModelConfig, config: TrainConfig) -> Mo
 def _searched(model: ModelConfig, config: TrainConfig) -> ModelConfig:
     """`model`, to be searched as what `config` trains wants it, and without phones of an encoder that will be another.
 
-    Where a head of phones alone is trained, only the language model's weight is another.
+    Where a head of phones alone is trained, only the language model's weight is another, and what that costs is given
+    back with each symbol.
     """
     search = model.search if config.keep_phones else TOLD_APART if config.denominator_weight else SearchConfig()
     phones = () if config.train_encoder or config.keep_phones else model.phones
-    weight = BESIDE_PHONES if phones or config.keep_phones else SearchConfig().language_weight
-    search = search.model_copy(update={"language_weight": weight})
-    return model.model_copy(update={"search": search, "phones": phones})
+    beside = BESIDE_PHONES if phones or config.keep_phones else {"language_weight": SearchConfig().language_weight}
+    return model.model_copy(update={"search": search.model_copy(update=beside), "phones": phones})
