@@ -29,6 +29,14 @@ def feature_statistics(model: SpeechModel, corpus: Corpus, count: int, seed: int
     model.features.set_normalization(everything.mean(0), everything.std(0))
 
 
+def refuse_without_model(config: TrainConfig) -> None:
+    """Raise ValueError for a run that has to begin with a model that reads."""
+    if config.augment.splice_probability:
+        raise ValueError("utterances are spliced where a model that reads finds pauses: it is given with --init")
+    if not config.train_encoder:
+        raise ValueError("an encoder that is not trained is that of a model that reads: it is given with --init")
+
+
 def first_model(config: TrainConfig, corpus: Corpus, mechanism: str | None, chunk_width: int | None) -> Checkpoint:
     """A network with its first weights, the symbols of `corpus` and its features' statistics; made of nothing yet."""
     tokenizer = Tokenizer.from_texts((u.text for u in corpus.utterances), config.units)

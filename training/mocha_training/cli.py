@@ -26,7 +26,7 @@ from mocha_training import calibrate as confidence
 from mocha_training import corpora, language, phones, pictures, recipes, searches, synthesis
 from mocha_training.augment import Augmenter
 from mocha_training.average import average_checkpoints
-from mocha_training.beginnings import first_model, started
+from mocha_training.beginnings import first_model, refuse_without_model, started
 from mocha_training.config import Preset, TrainConfig
 from mocha_training.data import Corpus, CorpusError, decode_audio, find_manifest, load_corpus, trainable
 from mocha_training.evaluate import Beam, Decoding, Result, evaluate_corpus, transcribe_corpus
@@ -102,7 +102,7 @@ def train(
     try:
         config = _configured(recipe, changes)
         if init is None and not (out / "last.pt").is_file():
-            _refuse_without_model(config)
+            refuse_without_model(config)
         corpus = _training_corpus(data, config)
         noises, dev = _first(data, "noise", config.units), _first(data, "dev", config.units)
         dev = None if dev is None else _some(dev, dev_utterances)
@@ -129,14 +129,6 @@ def _configured(recipe: str, changes: dict[str, Any]) -> TrainConfig:
         raise ValueError(f"no recipe {recipe!r}; there are {', '.join(recipes.RECIPES)}")
     changes |= {"epochs": None if changes["steps"] is None else 0.0}
     return TrainConfig.model_validate(recipes.RECIPES[recipe]().model_dump() | searches.given(changes))
-
-
-def _refuse_without_model(config: TrainConfig) -> None:
-    """Raise ValueError for a run that has to begin with a model that reads."""
-    if config.augment.splice_probability:
-        raise ValueError("utterances are spliced where a model that reads finds pauses: it is given with --init")
-    if not config.train_encoder:
-        raise ValueError("an encoder that is not trained is that of a model that reads: it is given with --init")
 
 
 def _joined(device: str) -> str:
