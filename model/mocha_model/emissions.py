@@ -18,9 +18,10 @@ class Emission:
             does not wait for selections, the highest probability that the CTC branch gave the character.
         q: probability of the character once the frame was selected.
         end_of_segment: whether this closes the segment.
-        chunk: softmax weights over the w frames up to the selected one.
+        chunk: softmax weights over the w frames up to `selected`.
         certain: frame whose audio made it certain, later than `frame` with a delay and in beam search; None if that is
             `frame`.
+        selected: frame that was selected, with which `chunk` ends; None if that is `frame`.
         revises: whether it belongs to the settled text of its segment, beside what was emitted live.
 
     """
@@ -33,6 +34,7 @@ class Emission:
     chunk: tuple[float, ...]
     certain: int | None = None
     revises: bool = False
+    selected: int | None = None
 
 
 def final(emissions: Iterable[Emission]) -> list[Emission]:

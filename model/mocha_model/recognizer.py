@@ -283,8 +283,10 @@ class Recognizer:
 
     def _emissions(self, symbols: list[Symbol], batch_size: int) -> list[list[Emission]]:
         rows: list[list[Emission]] = [[] for _ in range(batch_size)]
+        late = self.config.decoder.delay_frames
         for s in symbols:
             ends = s.token == self.tokenizer.eos_id
             text = self.tokenizer.symbol(s.token)
-            rows[s.row].append(Emission(text, s.frame, s.p, s.q, ends, s.weights, s.certain, s.revises))
+            selected = s.frame if ends else min(s.frame + late, s.certain)  # not beyond what had been heard
+            rows[s.row].append(Emission(text, s.frame, s.p, s.q, ends, s.weights, s.certain, s.revises, selected))
         return rows

@@ -16,7 +16,8 @@ from mocha_training.augment import Augmenter
 from mocha_training.beginnings import started
 from mocha_training.config import TrainConfig
 from mocha_training.data import Corpus, Utterance
-from mocha_training.injection import Injection, InjectionConfig, make_injection
+from mocha_training.injection import Injection, InjectionConfig, make_injection, slipped
+from mocha_training.path import path_losses
 from mocha_training.posteriorgrams import Bank, Spoken, after_one_another, hear, kept_posteriorgrams
 from mocha_training.recipes import injected, plain
 from mocha_training.trainer import Trainer
@@ -119,7 +120,7 @@ def test_a_batch_is_the_same_whenever_it_is_asked_for_and_each_process_has_its_o
 
 
 def test_a_batch_selects_each_character_a_delay_after_its_end():
-    plainly = injection(joined_probability=0.0, replaced_probability=0.0)
+    plainly = injection(joined_probability=0.0, replaced_probability=0.0, slips=0.0)
     batch = plainly.epoch(0, 0, 0, 1)[0]
     assert len(batch.tokens) == 8 and torch.equal(batch.given, batch.tokens)
     assert batch.seconds == int(batch.num_frames[-2:].sum()) * 0.04, "two of eight are recordings"
@@ -137,6 +138,34 @@ def test_a_character_is_never_selected_where_the_audio_has_ended():
         real = selected[: int(count) - 1]
         kept = real[real >= 0]
         assert (kept.diff() > 0).all() and kept.max() < num_frames
+
+
+def test_a_path_that_slips_excuses_its_own_mistakes_and_no_others():
+    """Definition, frame by frame: a decision is right where it selects if and only if a character is due."""
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        places, slips = np.cumsum(rng.integers(1, 4, 12)), rng.integers(-2, 3, 12)
+        selected, excused = slipped(places, slips, int(places[-1]) + 1)
+        real = selected[selected >= 0]
+        assert (np.diff(real) > 0).all() and (selected[len(real) :] == -1).all()
+        for frame in range(len(excused)):
+            waiting = int((real < frame).sum())  # characters selected before
+            due = waiting < len(places) and places[waiting] <= frame
+            assert excused[frame] == ((frame in real) != due), (seed, frame)
+    selected, excused = slipped(places, 0 * slips, int(places[-1]) + 1)
+    assert (selected == places).all() and not excused.any()
+
+
+def test_excused_decisions_are_not_learned():
+    run, _ = SpeechModel(tiny(30)), torch.manual_seed(0)
+    memory, tokens = torch.randn(1, 20, run.config.memory_size), torch.tensor([[4, 5, 6, 2]])
+    frames, config = torch.tensor([[3, 7, 11, -1]]), injected()
+    parts = (run.eval(), config, (memory, torch.tensor([20])), tokens, torch.tensor([4]), frames)
+    energies = run.along_path(memory, torch.tensor([20]), tokens, torch.tensor([4]), frames).energies[0]
+    excused = torch.zeros(1, 20, dtype=torch.bool)
+    whole, _ = path_losses(*parts)["path"][1], excused.__setitem__((0, 7), True)
+    less = path_losses(*parts, excused=excused)["path"][1]
+    assert (whole - less).item() == pytest.approx(torch.nn.functional.softplus(-energies[7]).item() / 4, rel=1e-4)
 
 
 def started_model(tokenizer: Tokenizer) -> Checkpoint:

@@ -25,6 +25,7 @@ from mocha_training.posteriorgrams import Bank, Spoken, after_one_another, hear,
 SORTED = 20  # batches of text that are sorted by length together
 SHORT = 70  # characters; what is not longer may be followed by another sentence
 PAUSES = (2, 20)  # frames between two sentences, which is less than what ends a segment
+SLIPS = {-3: 0.01, -2: 0.02, -1: 0.05, 1: 0.05, 2: 0.03}  # frames too late, and how often
 
 
 class InjectionConfig(BaseModel):
@@ -45,7 +46,10 @@ class InjectionConfig(BaseModel):
     replaced_probability: float = Field(
         0.06, ge=0, le=1, description="that the decoder is given another character as what it has read"
     )
-    sampling_from: float = Field(0.6, ge=0, le=1, description="progress from which it is given draws of its own too")
+    slips: float = Field(
+        1.0, ge=0, le=1, description="share of characters that may be selected too early or too late (`SLIPS`)"
+    )
+    sampling_from: float = Field(0.7, ge=0, le=1, description="progress from which it is given draws of its own too")
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class InjectedBatch:
         tokens: [B, U] int64, ended by eos, padded with 0. num_tokens: [B] int64, eos counted.
         given: [B, U] int64, what the decoder is given as what it has read.
         selected: [B, U] int64, the frame that each is selected at, rising; -1 for never.
+        excused: [B, T] bool, frames whose decision is a mistake on this path, and not to be learned.
         recorded_frames: of recordings among them, without padding.
         frame_samples: samples of a frame.
 
@@ -68,6 +73,7 @@ class InjectedBatch:
     num_tokens: Tensor
     given: Tensor
     selected: Tensor
+    excused: Tensor
     recorded_frames: int
     frame_samples: int
 
@@ -106,24 +112,33 @@ class InjectedBatches(Dataset[InjectedBatch]):
         config, rng = injection.config, np.random.default_rng((injection.seed, epoch))
         rows = max(2, config.batch_texts // world)
         recorded = min(max(1, round(rows * config.recorded_share)), rows - 1)
-        lengths = np.array([len(sentence) for sentence in injection.sentences])
-        self.sentences = _like_lengths(rng.permutation(len(lengths)), lengths, rows - recorded, rng)
-        lengths = np.array([len(each.frames) for each in injection.bank.spoken])
-        drawn = rng.integers(0, len(lengths), recorded * len(self.sentences))
-        self.recorded = _like_lengths(drawn, lengths, recorded, rng)
+        examples = [self._drawn(n, rng) for n in rng.permutation(len(injection.sentences)).tolist()]
+        texts = np.array([sum(len(injection.sentences[n]) for n in example) for example in examples])
+        frames = np.array([len(each.frames) for each in injection.bank.spoken])
+        self.batches: list[tuple[list[tuple[int, ...]], list[int]]] = []
+        for start in range(0, len(examples), SORTED * (rows - recorded)):
+            ordered = start + np.argsort(texts[start : start + SORTED * (rows - recorded)], kind="stable")
+            count = len(ordered) // (rows - recorded)
+            beside = rng.integers(0, len(frames), count * recorded)
+            beside = beside[np.argsort(frames[beside], kind="stable")].reshape(count, recorded)
+            for n in rng.permutation(count):  # short sentences beside short recordings
+                own = ordered[n * (rows - recorded) : (n + 1) * (rows - recorded)]
+                self.batches.append(([examples[at] for at in own], beside[n].tolist()))
 
     def __len__(self) -> int:
         """Batches left in the epoch for this process; the same number for each."""
-        return max(0, (len(self.sentences) - self.first) // self.world)
+        return max(0, (len(self.batches) - self.first) // self.world)
 
     def __getitem__(self, index: int) -> InjectedBatch:
         """Make this process's batch number `index`."""
         own, at = self.injection, self.first + index * self.world + self.rank
         rng = np.random.default_rng((own.seed, self.epoch, at))
-        said = [self._said(own.sentences[n], rng) for n in self.sentences[at]]
-        recorded = [own.bank.spoken[n] for n in self.recorded[at]]
+        examples, beside = self.batches[at]
+        said = [self._said(example, rng) for example in examples]
+        recorded = [own.bank.spoken[n] for n in beside]
         spoken = [*(each for each in said if each is not None), *recorded]
-        tokens, given, selected = map(list, zip(*(self._tokens(each, rng) for each in spoken), strict=True))
+        parts = zip(*(self._tokens(each, rng) for each in spoken), strict=True)
+        tokens, given, selected, excused = map(list, parts)
         return InjectedBatch(
             pad_sequence([torch.from_numpy(each.frames).float() for each in spoken], batch_first=True),
             torch.tensor([len(each.frames) for each in spoken]),
@@ -131,29 +146,66 @@ class InjectedBatches(Dataset[InjectedBatch]):
             torch.tensor([len(each) for each in tokens]),
             pad_sequence(given, batch_first=True),
             pad_sequence(selected, batch_first=True, padding_value=-1),
+            pad_sequence(excused, batch_first=True),
             sum(len(each.frames) for each in recorded),
             own.frame_samples,
         )
 
-    def _said(self, sentence: str, rng: np.random.Generator) -> Spoken | None:
+    def _drawn(self, sentence: int, rng: np.random.Generator) -> tuple[int, ...]:
+        """`sentence`, and at times another after it."""
         own, longest = self.injection, self.injection.config.longest_characters
-        said = own.bank.say(sentence, rng)
-        if said is None or len(sentence) > SHORT or rng.random() >= own.config.joined_probability:
-            return said
-        more = own.sentences[int(rng.integers(len(own.sentences)))]
-        second = own.bank.say(more, rng) if len(sentence) + 1 + len(more) <= longest else None
-        return said if second is None else after_one_another(said, second, int(rng.integers(*PAUSES)))
+        first, other = own.sentences[sentence], int(rng.integers(len(own.sentences)))
+        short = len(first) <= SHORT and len(first) + len(own.sentences[other]) < longest
+        return (sentence, other) if short and rng.random() < own.config.joined_probability else (sentence,)
 
-    def _tokens(self, spoken: Spoken, rng: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """What is to be written, what is given as what was, and the frames it is selected at."""
+    def _said(self, example: tuple[int, ...], rng: np.random.Generator) -> Spoken | None:
         own = self.injection
+        said = [own.bank.say(own.sentences[n], rng) for n in example]
+        if said[0] is None or len(said) == 1 or said[1] is None:
+            return said[0]
+        return after_one_another(said[0], said[1], int(rng.integers(*PAUSES)))
+
+    def _tokens(self, spoken: Spoken, rng: np.random.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What is to be written, what is given as what was, the frames it is selected at, and what is excused."""
+        own, num_frames = self.injection, len(spoken.frames)
         ids = np.array([*own.tokenizer.encode(spoken.text), own.tokenizer.eos_id])
         given, replaced = ids.copy(), rng.random(len(ids) - 1) < own.config.replaced_probability
         given[:-1][replaced] = rng.choice(ids[:-1], int(replaced.sum()))
-        at = np.minimum(spoken.ends + own.config.decoder.delay_frames, len(spoken.frames) - 1)
-        selected = np.where(np.diff(at, prepend=-1) > 0, at, -1)  # what would be selected after the end never is
+        places = spoken.ends + own.config.decoder.delay_frames
+        slips = rng.choice([0, *SLIPS], len(places), p=[1 - sum(SLIPS.values()), *SLIPS.values()])
+        slips[rng.random(len(places)) >= own.config.slips] = 0
+        selected, excused = slipped(places, slips, num_frames)
         ended = np.append(selected, -1)
-        return torch.from_numpy(ids), torch.from_numpy(given), torch.from_numpy(ended)
+        return torch.from_numpy(ids), torch.from_numpy(given), torch.from_numpy(ended), torch.from_numpy(excused)
+
+
+def slipped(
+    places: NDArray[np.int64], slips: NDArray[np.int64], num_frames: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """A path that does not always select where it should, as decoding's does not: it has to learn to go on from there.
+
+    Args:
+        places: [N] where each character should be selected, rising.
+        slips: [N] by how many frames it is too late.
+        num_frames: T.
+
+    Returns:
+        The frames where they are selected [N], rising, -1 where the audio has ended; and which of T decisions are
+        mistakes of the path [T]: not to select where a character should be, or to select too early.
+
+    """
+    selected, excused, last = np.full(len(places), -1), np.zeros(num_frames, dtype=np.bool_), -1
+    for n, (place, slip) in enumerate(zip(places.tolist(), slips.tolist(), strict=True)):
+        at = max(place + slip, last + 1)
+        if at >= num_frames:
+            excused[max(place, last + 1) :] = True
+            break
+        if at > place:
+            excused[max(place, last + 1) : at] = True
+        elif at < place:
+            excused[at] = True
+        selected[n] = last = at
+    return selected, excused
 
 
 def make_injection(
@@ -180,16 +232,3 @@ def make_injection(
     if not len(injection.epoch(0, 0, 0, 1)):
         raise ValueError(f"{len(short)} sentences that are short enough are less than a batch")
     return injection
-
-
-def _like_lengths(
-    drawn: NDArray[np.int64], lengths: NDArray[np.int64], count: int, rng: np.random.Generator
-) -> list[list[int]]:
-    """`drawn` in batches of `count`, of like `lengths` each, in any order; what is left over is left out."""
-    batches: list[list[int]] = []
-    for start in range(0, len(drawn), SORTED * count):
-        pool = drawn[start : start + SORTED * count]
-        pool = pool[np.argsort(lengths[pool], kind="stable")]
-        cut = [pool[at : at + count].tolist() for at in range(0, len(pool) - count + 1, count)]
-        batches += [cut[n] for n in rng.permutation(len(cut))]
-    return batches

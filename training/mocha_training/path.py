@@ -27,12 +27,13 @@ def path_losses(
     frames: Tensor,
     given: Tensor | None = None,
     sampling_probability: float = 0.0,
+    excused: Tensor | None = None,
 ) -> Weighted:
     """Cross-entropy of `tokens` [B, U] and likelihood of the path `frames` [B, U], see `SpeechModel.along_path`.
 
     `memory` [B, T, D] comes with its lengths [B]. As what it has read the decoder is `given` [B, U], `tokens` if
     nothing else, and draws of its own with the `sampling_probability`. Rows that cannot be aligned, whose first frame
-    is -1, count for nothing.
+    is -1, count for nothing; nor do `excused` [B, T] decisions.
     """
     counted = num_tokens * (frames[:, 0] >= 0)
     inputs = tokens if given is None else given
@@ -41,6 +42,8 @@ def path_losses(
     out = model.along_path(*memory, inputs, num_tokens, frames)
     ce = cross_entropy(config, out.logits, tokens, counted)
     decides = out.decides & (counted > 0)[:, None]
+    if excused is not None:  # the first decision on each frame; those after a selection come behind
+        decides = decides & ~torch.nn.functional.pad(excused, (0, decides.shape[1] - excused.shape[1]))
     path = losses.path_likelihood(out.energies, out.selects, decides, counted)
     selected = out.selects & decides
     fired = ((out.energies >= 0) & selected).sum() / selected.sum().clamp(min=1)  # p >= 0.5 where it should be

@@ -68,7 +68,7 @@ def _draw(
     for e in shown:
         axes[0].annotate(e.text, (e.frame, features.shape[1]), ha="center", va="bottom", fontsize=7)
     labels = [tokenizer.symbol(i) for i in ids] + ["eos"]
-    selected = [e.frame if e.certain is None else e.certain for e in shown]
+    selected = [e.frame if e.selected is None else e.selected for e in shown]
     same_text = [e.text for e in shown] == labels[:-1]
     for axis, (name, values) in zip(axes[1:], panels.items(), strict=True):
         axis.imshow(values[0].cpu().numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=1, interpolation="nearest")

@@ -223,7 +223,7 @@ def sounds() -> TrainConfig:
 def injected() -> TrainConfig:
     """The decoder anew, after `sounds`, with --init and --text: it learns from text beside recordings (`injection`).
 
-    Scheduled sampling from 60 % on.
+    Scheduled sampling from 70 % on.
     """
     augment = microphones().augment.model_copy(update={"splice_probability": 0.0, "join_probability": 0.0})
     return TrainConfig(

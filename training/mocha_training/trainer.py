@@ -247,7 +247,7 @@ class Trainer:
         memory = memory * valid_mask(num_memory, memory.shape[1])[..., None]
         draws = self.progress >= self.injection.config.sampling_from
         parts = (self.model, self.config, (memory, num_memory), batch.tokens, batch.num_tokens, batch.selected)
-        return path_losses(*parts, batch.given, self.config.sampling_probability if draws else 0.0)
+        return path_losses(*parts, batch.given, self.config.sampling_probability if draws else 0.0, batch.excused)
 
     def weight_noise_std(self) -> float:
         """Standard deviation of the noise on weights in the next step."""
