@@ -61,9 +61,6 @@ def lively_recognizer(config: ModelConfig | None = None) -> Recognizer:
             samples = torch.randn(4, 30_000) * 0.1 * torch.linspace(0, 1, 30_000)
             memory, _ = model.encode(*model.features(samples, torch.tensor([30_000, 20_000, 30_000, 25_000])))
         energies = model.eval().decoder.attention.energies
-        if model.posteriorgram:
-            model.posteriorgram.layer.lstm.weight_ih_l0.mul_(4)
-            memory = model.hear(*model.features(samples, torch.tensor([30_000] * 4))).memory
         if energies.kind == "additive":
             energies.direction.mul_(6 / energies.direction.norm(dim=1, keepdim=True))
         else:

@@ -75,8 +75,7 @@ class Continuity:
     def _text(self, message: Text) -> Text:
         shift = round(self._offset_s / self._frame_s)
         characters = [
-            c.model_copy(update={"frame": c.frame + shift, "selected": c.selected + shift, "time": self._time(c.time)})
-            for c in message.characters
+            c.model_copy(update={"frame": c.frame + shift, "time": self._time(c.time)}) for c in message.characters
         ]
         self._open += characters
         self._heard_s = max([self._heard_s, *((c.frame + 1) * self._frame_s for c in characters[-1:])])

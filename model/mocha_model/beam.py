@@ -84,7 +84,6 @@ class BeamSearch(WideSearch):
         self.beam = beam or BeamConfig()
         window = decoder.attention.chunk_width
         super().__init__(decoder, config, space_id, self.beam.width, self.beam.patience, window, fusion)
-        self.late = config.delay_frames
 
     def keys_of(self, memory: Tensor, phones: Tensor | None = None) -> Tensor:
         """The memory's part of the energies."""

@@ -125,29 +125,6 @@ class DecoderConfig(BaseModel):
     endpoint_frames: int = Field(
         20, gt=0, description="frames without a character (by CTC) or an emission that end a segment"
     )
-    delay_frames: int = Field(
-        0,
-        ge=0,
-        description="from the last frame of a character in the CTC alignment to the one at which the attention was "
-        "taught to select it, having heard what follows; a character's own frame is so many before that",
-    )
-
-    @model_validator(mode="after")
-    def _segments_outlast_delays(self) -> Self:
-        if self.delay_frames >= self.endpoint_frames:
-            raise ValueError(
-                "delay_frames are fewer than endpoint_frames: a segment's last characters come before it ends"
-            )
-        return self
-
-
-class PosteriorgramConfig(BaseModel):
-    """An LSTM over what the CTC heads say of each frame; the decoder attends to it instead of the encoder's output."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    lstm_size: int = Field(320, gt=0)
-    dropout: float = Field(0.15, ge=0, lt=1)
 
 
 class SearchConfig(BaseModel):
@@ -173,9 +150,6 @@ class ModelConfig(BaseModel):
     features: FeatureConfig = FeatureConfig()
     encoder: EncoderConfig = EncoderConfig()
     attention: AttentionConfig = AttentionConfig()
-    posteriorgram: PosteriorgramConfig | None = Field(
-        None, description="None where the decoder attends to the encoder's output itself"
-    )
     decoder: DecoderConfig = DecoderConfig()
     search: SearchConfig = SearchConfig()
     phones: tuple[str, ...] = Field(
@@ -199,28 +173,12 @@ class ModelConfig(BaseModel):
     def network(self) -> "ModelConfig":
         """Without a head of phones and what no weight depends on, so that networks can be compared."""
         bare = self.with_dropout(0.0).with_hop(FeatureConfig().hop_samples)
-        phones = self.phones if self.posteriorgram else ()  # which the posteriorgrams have
-        return bare.model_copy(update={"search": SearchConfig(), "phones": phones})
+        return bare.model_copy(update={"search": SearchConfig(), "phones": ()})
 
     def with_attention(self, **changes: object) -> "ModelConfig":
         """The same network with another attention; raises ValidationError (a ValueError) for what there is not."""
         attention = AttentionConfig.model_validate(self.attention.model_dump() | changes)
         return self.model_copy(update={"attention": attention})
-
-    def with_posteriorgram(self, posteriorgram: PosteriorgramConfig | None, decoder: DecoderConfig) -> "ModelConfig":
-        """The same encoder and heads with another decoder, behind a `posteriorgram` or not.
-
-        The silence that ends a stream lasts long enough for its last character to be selected.
-        """
-        delay = decoder.delay_frames * self.frame_samples
-        tail = max(FeatureConfig().tail_samples, delay + FeatureConfig().tail_samples // 2 if delay else 0)
-        features = self.features.model_copy(update={"tail_samples": tail})
-        return self.model_copy(update={"posteriorgram": posteriorgram, "decoder": decoder, "features": features})
-
-    @property
-    def memory_size(self) -> int:
-        """Values of a memory entry that the decoder attends to."""
-        return self.posteriorgram.lstm_size if self.posteriorgram else self.encoder.output_size
 
     @property
     def frame_samples(self) -> int:

@@ -57,7 +57,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        memory_size, size = config.memory_size, config.decoder.lstm_size
+        memory_size, size = config.encoder.output_size, config.decoder.lstm_size
         self.attention = Attention(memory_size, size, config.attention)
         self.embedding = nn.Embedding(config.vocab_size, config.decoder.embedding_size)
         self.cell = nn.LSTMCell(config.decoder.embedding_size + memory_size, size)

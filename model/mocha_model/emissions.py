@@ -12,16 +12,13 @@ class Emission:
 
     Attributes:
         text: the character, or the word with a space after it; "" for the end of a segment.
-        frame: encoder frame where it stands, counted from the start of the stream: the one that was selected, t_i, less
-            the decoder's delay.
+        frame: encoder frame t_i it was emitted at, counted from the start of the stream.
         p: selection probability at that frame; 0.0 where none fired (flush, trailing silence). In joint search, which
             does not wait for selections, the highest probability that the CTC branch gave the character.
         q: probability of the character once the frame was selected.
         end_of_segment: whether this closes the segment.
-        chunk: softmax weights over the w frames up to `selected`.
-        certain: frame whose audio made it certain, later than `frame` with a delay and in beam search; None if that is
-            `frame`.
-        selected: frame that was selected, with which `chunk` ends; None if that is `frame`.
+        chunk: softmax weights over frames ``frame - w + 1 ... frame``.
+        certain: frame whose audio made it certain, later than `frame` in beam search; None if that is `frame`.
         revises: whether it belongs to the settled text of its segment, beside what was emitted live.
 
     """
@@ -34,7 +31,6 @@ class Emission:
     chunk: tuple[float, ...]
     certain: int | None = None
     revises: bool = False
-    selected: int | None = None
 
 
 def final(emissions: Iterable[Emission]) -> list[Emission]:

@@ -137,11 +137,10 @@ class JointSearch(WideSearch):
         tokens, frames = state.hypotheses.tokens[row, best], state.hypotheses.frames[row, best]
         q, weights = values.new_zeros(len(best), most), values.new_zeros(len(best), most, width)
         newest, reach = state.num_frames - 1, torch.arange(1 - width, 1, device=best.device)
-        late = self.config.delay_frames  # with what the decoder learned to select; less where it has not been heard yet
         follower = gather_rows(state.follower, row)  # a copy, changed in place
         for n in range(most):
             at = (count > n).nonzero()[:, 0]
-            token, frame = tokens[at, n], torch.minimum(frames[at, n] + late, newest[at])
+            token, frame = tokens[at, n], frames[at, n]
             last = values.shape[1] - 1 - (newest[at] - frame)
             chunk = values[at[:, None], last[:, None] + reach]
             keys = self.energies.memory_projection(chunk)

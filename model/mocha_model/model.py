@@ -1,7 +1,4 @@
-"""The whole network: features, encoder, CTC heads, decoder. Used as it is by training, evaluation and serving."""
-
-from dataclasses import dataclass
-from typing import Any
+"""The whole network: features, encoder, CTC head, decoder. Used as it is by training, evaluation and serving."""
 
 from torch import Tensor, nn
 
@@ -9,26 +6,7 @@ from mocha_model.config import ModelConfig
 from mocha_model.decoder import AlongPath, Decoder, TeacherForced
 from mocha_model.encoder import Encoder
 from mocha_model.features import LogMel
-from mocha_model.posteriorgram import PosteriorgramEncoder, posteriorgram
 from mocha_model.streaming import valid_mask
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """What searches are given of some frames.
-
-    Attributes:
-        memory: [B, T, D] what the decoder attends to.
-        labels: [B, T, V] scores of the CTC head.
-        phones: [B, T, P] float32, log-probabilities of the head of phones; None without one.
-        num_frames: [B] int64, how many of the T are real.
-
-    """
-
-    memory: Tensor
-    labels: Tensor
-    phones: Tensor | None
-    num_frames: Tensor
 
 
 class SpeechModel(nn.Module):
@@ -41,35 +19,10 @@ class SpeechModel(nn.Module):
         self.encoder = Encoder(config.features.num_features, config.features.num_maps, config.encoder)
         self.ctc = nn.Linear(self.encoder.output_size, config.vocab_size)
         self.decoder = Decoder(config)
-        num_phones = len(config.phones) + 1 if config.phones else 0
-        self.phones = nn.Linear(config.encoder.size_below, num_phones) if num_phones else None
-        self.posteriorgram: PosteriorgramEncoder | None = None
-        if config.posteriorgram:
-            delay = config.decoder.delay_frames
-            self.posteriorgram = PosteriorgramEncoder(config.vocab_size, num_phones, delay, config.posteriorgram)
-
-    def init_state(self, batch_size: int) -> tuple[Any, ...]:
-        """The state of streams whose first frame is yet to come."""
-        above = self.posteriorgram.init_state(batch_size) if self.posteriorgram else ()
-        return self.encoder.init_state(batch_size), above
-
-    def step(self, frames: Tensor, num_frames: Tensor, state: tuple[Any, ...]) -> tuple[Encoded, tuple[Any, ...]]:
-        """Normalised features [B, F, num_features], `num_frames` [B] of them real, to all that searches are given."""
-        encoder, above = state
-        memory, below, num_memory, encoder = self.encoder.step_both(frames, num_frames, encoder)
-        labels, phones = self.ctc(memory), self.phone_log_probs(below)
-        if self.posteriorgram:
-            memory, _, above = self.posteriorgram.step(posteriorgram(labels, phones), num_memory, above)
-        return Encoded(memory, labels, phones, num_memory), (encoder, above)
-
-    def hear(self, frames: Tensor, num_frames: Tensor) -> Encoded:
-        """`step` for whole utterances, with padding cleared."""
-        heard, _ = self.step(frames, num_frames, self.init_state(len(frames)))
-        real = valid_mask(heard.num_frames, heard.memory.shape[1])
-        return Encoded(heard.memory * real[..., None], heard.labels, heard.phones, heard.num_frames)
+        self.phones = nn.Linear(config.encoder.size_below, len(config.phones) + 1) if config.phones else None
 
     def encode(self, frames: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised features [B, F, num_features] to the encoder's output [B, T, D] and its lengths [B]."""
+        """Normalised features [B, F, num_features] to memory [B, T, D] and its lengths [B]."""
         memory, num_memory = self.encoder(frames, num_frames)
         return memory, num_memory
 

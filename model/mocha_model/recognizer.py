@@ -38,7 +38,7 @@ class RecognizerState:
     """All a stream needs to go on; batch-first, constant size, gathered and scattered by `streaming`."""
 
     features: FeatureState
-    model: tuple[Any, ...]
+    encoder: tuple[Any, ...]
     search: Any  # SearchState, WideState or RevisedState
 
 
@@ -123,7 +123,7 @@ class Recognizer:
         self.config = model.config
         self.phrases, self.calibration, self.file_calibration = phrases, calibration, file_calibration
         self._fusion = fusion or Fusion(())
-        patience = beam.patience if isinstance(beam, JointConfig) else self.config.decoder.delay_frames
+        patience = beam.patience if isinstance(beam, JointConfig) else 0
         self.patience_samples = patience * self.config.frame_samples  # after its frame, a character comes at the latest
         own = self._fusion.parts
         all_scorers = replace(self._fusion, parts=own if phrases is None else (*own, (1.0, phrases)))
@@ -236,7 +236,7 @@ class Recognizer:
             scorers = (*scorers, self.phrases.at(unnamed if roots is None else roots))
         return RecognizerState(
             self.model.features.init_state(batch_size),
-            self.model.init_state(batch_size),
+            self.model.encoder.init_state(batch_size),
             self._search.init_state(batch_size, scorers),
         )
 
@@ -256,10 +256,10 @@ class Recognizer:
 
         """
         frames, num_frames, features = self.model.features.step(samples, num_valid, state.features)
-        heard, model = self.model.step(frames, num_frames, state.model)
-        phones = {"phones": heard.phones} if self._fusion.words else {}
-        symbols, search = self._search.step(heard.memory, heard.labels, heard.num_frames, state.search, **phones)
-        return self._emissions(symbols, len(num_valid)), RecognizerState(features, model, search)
+        memory, below, num_memory, encoder = self.model.encoder.step_both(frames, num_frames, state.encoder)
+        phones = {"phones": self.model.phone_log_probs(below)} if self._fusion.words else {}
+        symbols, search = self._search.step(memory, self.model.ctc(memory), num_memory, state.search, **phones)
+        return self._emissions(symbols, len(num_valid)), RecognizerState(features, encoder, search)
 
     @torch.inference_mode()
     def flush(self, state: RecognizerState, rows: Tensor) -> tuple[list[list[Emission]], RecognizerState]:
@@ -271,7 +271,7 @@ class Recognizer:
             emissions[row] += more
         fresh = self.init_state(len(rows))
         return emissions, RecognizerState(
-            where_rows(rows, fresh.features, state.features), where_rows(rows, fresh.model, state.model), search
+            where_rows(rows, fresh.features, state.features), where_rows(rows, fresh.encoder, state.encoder), search
         )
 
     def transcribe(self, samples: Tensor) -> list[Emission]:
@@ -283,10 +283,8 @@ class Recognizer:
 
     def _emissions(self, symbols: list[Symbol], batch_size: int) -> list[list[Emission]]:
         rows: list[list[Emission]] = [[] for _ in range(batch_size)]
-        late = self.config.decoder.delay_frames
         for s in symbols:
             ends = s.token == self.tokenizer.eos_id
             text = self.tokenizer.symbol(s.token)
-            selected = s.frame if ends else min(s.frame + late, s.certain)  # not beyond what had been heard
-            rows[s.row].append(Emission(text, s.frame, s.p, s.q, ends, s.weights, s.certain, s.revises, selected))
+            rows[s.row].append(Emission(text, s.frame, s.p, s.q, ends, s.weights, s.certain, s.revises))
         return rows

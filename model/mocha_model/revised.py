@@ -108,7 +108,7 @@ class _Ends:
         self.before, self.after = torch.zeros_like(self.open), torch.zeros_like(self.open)
         first = state.num_frames.tolist()
         for symbol in emitted:
-            at = symbol.certain - first[symbol.row]
+            at = symbol.frame - first[symbol.row]
             if symbol.token != Tokenizer.eos_id:
                 self.open[symbol.row, at:] = True
             elif _how_it_ends(symbol) is Place.CLOSED_BEFORE:
@@ -128,9 +128,9 @@ class _Events:
         self._ends: set[tuple[int, int, int]] = set()
         for symbol, place in emitted:
             if symbol.token == Tokenizer.eos_id:
-                self._end(symbol, symbol.certain, place)
+                self._end(symbol, symbol.frame, place)
             else:
-                self._placed.append((symbol.certain, Place.LIVE, symbol))
+                self._placed.append((symbol.frame, Place.LIVE, symbol))
 
     def settled(self, symbols: list[Symbol], frame: Tensor, place: Place) -> None:
         """Add what the joint search told at `frame` [B]; ends that the live search told too are told once."""

@@ -55,7 +55,7 @@ class SearchState:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """One event of a row: a symbol of `frame`, or the segment's end.
+    """One event of a row: a symbol chosen at `frame`, or the segment's end.
 
     `p` is the selection probability of the frame, `q` the probability of the symbol there, `weights` are the chunk's.
     `revises` is for symbols of `revised`, which replace what was emitted of their segment.
@@ -67,7 +67,7 @@ class Symbol:
     p: float
     q: float
     weights: tuple[float, ...]
-    certain: int  # frame whose audio made it certain; in greedy search `frame`, and the decoder's delay
+    certain: int  # frame whose audio made it certain; `frame` itself in greedy search
     revises: bool = False
 
 
@@ -238,7 +238,7 @@ class _Turn:
 
     def _is_quiet(self, rows: Any, last_emission: Tensor) -> Tensor:
         """Whether [R, T] a segment of `rows`, if one is open, ends before each frame."""
-        heard = torch.maximum(self.last_voiced[rows], last_emission[:, None] - self.config.delay_frames)
+        heard = torch.maximum(self.last_voiced[rows], last_emission[:, None])
         return self.offset[rows, None] + self.place - heard >= self.config.endpoint_frames
 
     def _end_segments(self, rows: Tensor, first: Tensor, pointer: Tensor, symbols: list[Symbol]) -> None:
@@ -284,8 +284,7 @@ class _Turn:
         tell = shown | (ended & state.open)
         columns = (rows, token, frames, p, q, weights, tell)
         found = zip(*(column.tolist() for column in columns), strict=True)
-        late = self.config.delay_frames
-        symbols += [Symbol(r, t, max(f - late, 0), p, q, tuple(w), f) for r, t, f, p, q, w, told in found if told]
+        symbols += [Symbol(r, t, f, p, q, tuple(w), f) for r, t, f, p, q, w, told in found if told]
         if ended.any():
             self._renew(rows[ended], frames[ended] + 1)
 

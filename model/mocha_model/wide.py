@@ -63,8 +63,6 @@ class Follower:
 class WideSearch(ABC):
     """Behind the interface of `GreedySearch`; a search says how hypotheses begin, go on and end."""
 
-    late = 0  # frames after its own at which a symbol is written, which a search may set
-
     def __init__(
         self,
         decoder: Decoder,
@@ -230,7 +228,7 @@ class WideSearch(ABC):
         last_emission, length = (
             x.gather(1, best[:, None])[:, 0] for x in (state.hypotheses.last_emission, state.hypotheses.length)
         )
-        quiet = frame - torch.maximum(state.last_voiced, last_emission - self.late)
+        quiet = frame - torch.maximum(state.last_voiced, last_emission)
         too_long: Tensor = (quiet >= self.config.endpoint_frames) & (state.open | (length > 0))
         return too_long
 
@@ -308,7 +306,7 @@ class WideSearch(ABC):
         for row in count.nonzero()[:, 0].tolist():
             k, now = int(best[row]), int(state.num_frames[row]) - 1
             for n in range(int(count[row])):
-                token, frame = int(h.tokens[row, k, n]), max(0, int(h.frames[row, k, n]) - self.late)
+                token, frame = int(h.tokens[row, k, n]), int(h.frames[row, k, n])
                 previous = int(last[row])
                 last[row] = token
                 if token == Tokenizer.eos_id or (

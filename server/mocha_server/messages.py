@@ -74,21 +74,20 @@ class Ready(_Message):
     frame_ms: float
     latency_ms: float = Field(description="look-ahead of the model")
     chunk_width: int
-    patience_ms: float = Field(0.0, description="after its frame, a character is emitted at the latest")
+    patience_ms: float = Field(0.0, description="after its frame, a character is emitted at the latest; 0 if greedily")
 
 
 class Character(_Message):
     """One emitted character."""
 
     text: str
-    frame: int = Field(description="encoder frame where it stands, from the start of the stream")
+    frame: int = Field(description="encoder frame it was emitted at, from the start of the stream")
     time: float = Field(description="seconds from the start of the stream at which that frame's audio was complete")
     p: float = Field(
         description="selection probability (in a live beam, the CTC branch's); 0 where the end of the audio forced it"
     )
     q: float = Field(description="probability of the character once the frame was selected")
-    selected: int = Field(description="frame that the attention selected: `frame`, and how long the model listens on")
-    chunk: list[float] = Field(description="attention over the frames up to and including `selected`")
+    chunk: list[float] = Field(description="attention over the frames up to and including `frame`")
 
 
 class Word(_Message):

@@ -97,15 +97,7 @@ class Transcript:
         delta = f" {joined}" if self._needs_space else joined
         self._needs_space = False
         characters = [
-            Character(
-                text=e.text,
-                frame=e.frame,
-                time=self._time_s(e),
-                p=e.p,
-                q=e.q,
-                selected=e.frame if e.selected is None else e.selected,
-                chunk=list(e.chunk),
-            )
+            Character(text=e.text, frame=e.frame, time=self._time_s(e), p=e.p, q=e.q, chunk=list(e.chunk))
             for e in emissions
         ]
         return [Text(segment=self.num_segments, delta=delta, characters=characters)]

@@ -219,8 +219,7 @@ def text(frame: int, letters: str = "a") -> Text:
         segment=0,
         delta=letters,
         characters=[
-            Character(text=c, frame=frame, time=frame * FRAME_S + 0.025, p=0.8, q=0.5, selected=frame, chunk=[1.0])
-            for c in letters
+            Character(text=c, frame=frame, time=frame * FRAME_S + 0.025, p=0.8, q=0.5, chunk=[1.0]) for c in letters
         ],
     )
 

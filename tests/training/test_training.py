@@ -33,7 +33,6 @@ from mocha_training.config import TrainConfig
 from mocha_training.data import Batch, Corpus, CorpusError, load_corpus, make_batches, trainable
 from mocha_training.denominator import character_trigrams, denominator
 from mocha_training.evaluate import Result, evaluate_corpus, summarize, symbol_latencies
-from mocha_training.path import sampled
 from mocha_training.recipes import RECIPES, plain, spliced
 from mocha_training.trainer import Trainer
 from mocha_training.weights import grown
@@ -329,8 +328,7 @@ def test_scheduled_sampling_draws_from_the_distributions_of_the_decoder(corpus: 
         model.decoder.output.weight *= 10  # so that distributions differ from place to place
         model.decoder.output.bias[trainer.tokenizer.eos_id] = 3.0
     memory, num_memory, _, ends = path_parts(trainer, batch)
-    parts = (model, (memory, num_memory), batch.tokens, batch.num_tokens, ends, batch.tokens, 0.4)
-    inputs = torch.stack([sampled(*parts) for _ in range(400)])
+    inputs = torch.stack([trainer._sampled_inputs(memory, num_memory, batch, ends) for _ in range(400)])
     logits = model.along_path(memory, num_memory, batch.tokens, batch.num_tokens, ends).logits
     logits[..., [0, 1, 2, 3]] = -torch.inf  # blank, start, end and unknown have never been read
     drawn = 0.4 * logits.softmax(2)

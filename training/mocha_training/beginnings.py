@@ -8,7 +8,7 @@ import torch
 
 from mocha_model import config as model_config
 from mocha_model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
-from mocha_model.config import AttentionConfig, ModelConfig, SearchConfig
+from mocha_model.config import ModelConfig, SearchConfig
 from mocha_model.model import SpeechModel
 from mocha_model.tokenizer import Tokenizer
 from mocha_training.config import Preset, TrainConfig
@@ -59,7 +59,7 @@ def started(init: Path, config: TrainConfig, preset: Preset | None) -> Checkpoin
     if preset is not None:
         sizes: ModelConfig = getattr(model_config, preset)(start.tokenizer.vocab_size)
         wanted = sizes.with_attention(**start.config.attention.model_dump())
-    wanted = _decoded(_searched(_told(wanted, start.config, config), config), config)
+    wanted = _searched(_told(wanted, start.config, config), config)
     if wanted == start.config:
         return start
     torch.manual_seed(config.seed)
@@ -72,20 +72,6 @@ def _told(model: ModelConfig, otherwise: ModelConfig, config: TrainConfig) -> Mo
     return model.with_dropout(dropout).with_hop(config.hop_samples or otherwise.features.hop_samples)
 
 
-def _decoded(model: ModelConfig, config: TrainConfig) -> ModelConfig:
-    """`model` with the decoder that `config` trains: behind posteriorgrams those alone, none where the encoder learns.
-
-    The posteriorgrams of an encoder that will be another are other ones.
-    """
-    if injection := config.injection:
-        wider = model.with_attention(chunk_width=injection.chunk_width)
-        return wider.with_posteriorgram(injection.posteriorgram, injection.decoder)
-    if config.train_encoder and model.posteriorgram:
-        decoder = model_config.small(model.vocab_size).decoder
-        return model.with_attention(chunk_width=AttentionConfig().chunk_width).with_posteriorgram(None, decoder)
-    return model
-
-
 def _searched(model: ModelConfig, config: TrainConfig) -> ModelConfig:
     """`model`, to be searched as what `config` trains wants it, and without phones of an encoder that will be another.
 
@@ -94,7 +80,5 @@ def _searched(model: ModelConfig, config: TrainConfig) -> ModelConfig:
     """
     search = model.search if config.keep_phones else TOLD_APART if config.denominator_weight else SearchConfig()
     phones = () if config.train_encoder or config.keep_phones else model.phones
-    if config.injection:
-        return model
     beside = BESIDE_PHONES if phones or config.keep_phones else {"language_weight": SearchConfig().language_weight}
     return model.model_copy(update={"search": search.model_copy(update=beside), "phones": phones})

@@ -21,25 +21,15 @@ from mocha_model.language import LanguageModelError, WordLanguageModel
 from mocha_model.pronunciation import PronunciationError
 from mocha_model.recognizer import LIVE_CAUTION, joint_search
 from mocha_model.search import OfflineModelError
-from mocha_model.tokenizer import normalize_text
+from mocha_model.tokenizer import Units, normalize_text
 from mocha_training import calibrate as confidence
 from mocha_training import corpora, language, phones, pictures, recipes, searches, synthesis
 from mocha_training.augment import Augmenter
 from mocha_training.average import average_checkpoints
 from mocha_training.beginnings import first_model, refuse_without_model, started
 from mocha_training.config import Preset, TrainConfig
-from mocha_training.data import (
-    Corpus,
-    CorpusError,
-    decode_audio,
-    find_manifest,
-    first_with,
-    load_corpus,
-    some,
-    trainable,
-)
+from mocha_training.data import Corpus, CorpusError, decode_audio, find_manifest, load_corpus, trainable
 from mocha_training.evaluate import Beam, Decoding, Result, evaluate_corpus, transcribe_corpus
-from mocha_training.injection import make_injection
 from mocha_training.splicing import SplicePoint, kept_splice_points
 from mocha_training.trainer import Trainer
 from mocha_training.word_lstm import WordLSTMConfig, train_word_lstm
@@ -93,10 +83,6 @@ def train(
     max_minutes: Annotated[float | None, typer.Option(help="time budget, for the schedules too")] = None,
     steps: Annotated[int | None, typer.Option(help="length of the run, instead of the recipe's")] = None,
     hop_samples: Annotated[int | None, typer.Option(min=1, help="from frame to frame of features")] = None,
-    text: Annotated[
-        list[Path] | None, typer.Option(help="of a recipe that learns from text: a sentence a line; may be given again")
-    ] = None,
-    held_out: HeldOut = None,
     learning_rate: Annotated[float | None, typer.Option(help="the highest, instead of the recipe's")] = None,
     seed: Annotated[int | None, typer.Option(help="of everything random, instead of the recipe's")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda" if torch.cuda.is_available() else "cpu",
@@ -115,23 +101,15 @@ def train(
     device = _joined(device)
     try:
         config = _configured(recipe, changes)
-        if bool(text) != bool(config.injection):
-            raise ValueError(f"--text is needed by recipes that learn from text, and only by them; recipe {recipe}")
         if init is None and not (out / "last.pt").is_file():
             refuse_without_model(config)
         corpus = _training_corpus(data, config)
-        noises, dev = first_with(data, "noise", config.units), first_with(data, "dev", config.units)
-        dev = None if dev is None else some(dev, dev_utterances)
+        noises, dev = _first(data, "noise", config.units), _first(data, "dev", config.units)
+        dev = None if dev is None else _some(dev, dev_utterances)
         start = first_model(config, corpus, mechanism, chunk_width) if init is None else started(init, config, preset)
         points = _splice_points(out, start, corpus, device) if config.augment.splice_probability else ()
         augmenter = Augmenter(config.augment, corpus, noises, points)
-        injection = None
-        if config.injection:
-            sentences = language.unseen(language.read_sentences(text or [], start.tokenizer), _transcripts(held_out))
-            kept = out / "posteriorgrams.npz"
-            injection = make_injection(config.injection, config.seed, start, augmenter, sentences, kept)
-        parts = (config, start.model, start.tokenizer, augmenter, dev, out, device, start.provenance, injection)
-        trainer = Trainer(*parts)
+        trainer = Trainer(config, start.model, start.tokenizer, augmenter, dev, out, device, start.provenance)
         resumed = trainer.resume()
     except (ValueError, KeyError, AttributeError) as error:
         raise _fail(error) from error
@@ -171,6 +149,18 @@ def _training_corpus(data: list[Path], config: TrainConfig) -> Corpus:
 
 def _splice_points(out: Path, start: Checkpoint, corpus: Corpus, device: str) -> list[tuple[SplicePoint, ...]]:
     return kept_splice_points(out / "splice-points.json", start.model.to(device), start.tokenizer, corpus)
+
+
+def _some(dev: Corpus, count: int) -> Corpus | None:
+    """`count` utterances at random, always the same; None for none."""
+    chosen = np.random.default_rng(0).permutation(len(dev.utterances))[:count]
+    return dev.subset(sorted(chosen.tolist())) if len(chosen) else None
+
+
+def _first(directories: list[Path], split: str, units: Units) -> Corpus | None:
+    """That split of the first directory that has it."""
+    manifests = (find_manifest(directory, split) for directory in directories)
+    return next((load_corpus(manifest, units=units) for manifest in manifests if manifest.is_file()), None)
 
 
 def evaluate(

@@ -6,7 +6,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mocha_model.tokenizer import Units
 from mocha_training.augment import AugmentConfig
-from mocha_training.injection import InjectionConfig
 from mocha_training.weights import InitConfig, WeightNoise
 
 Preset = Literal["small", "medium", "large", "wsj_mocha", "wsj_monotonic", "timit", "tiny"]
@@ -99,10 +98,6 @@ class TrainConfig(BaseModel):
     noise_full_at: float = Field(0.7, ge=0, le=1, description="progress at which the noise has grown to full strength")
     spec_augment_from: float = Field(0.15, ge=0, le=1, description="progress from which features are masked")
 
-    injection: InjectionConfig | None = Field(
-        None, description="the decoder anew, behind posteriorgrams, from recordings and text; it alone is trained"
-    )
-
     min_seconds: float = 0.3
     max_seconds: float = 20.0
     evaluate_every: int = Field(1000, gt=0)
@@ -127,6 +122,4 @@ class TrainConfig(BaseModel):
             raise ValueError("phone_weight is of an encoder that is trained, or of a head of phones that alone is")
         if self.keep_phones and not (self.phone_weight and self.ctc_only == 1):
             raise ValueError("keep_phones is of a run with a phone_weight, and with ctc_only 1")
-        if self.injection and (self.train_encoder or self.ctc_only or self.attention != "path"):
-            raise ValueError("an injection is of a decoder that alone is trained, along the path from the start")
         return self

@@ -143,18 +143,6 @@ def load_corpus(manifest: Path, cache: Path | None = None, units: Units = "chara
     return Corpus(utterances, (np.memmap(flat, dtype=np.int16, mode="r"),))
 
 
-def first_with(directories: Sequence[Path], split: str, units: Units = "characters") -> Corpus | None:
-    """That split of the first directory that has it."""
-    manifests = (find_manifest(directory, split) for directory in directories)
-    return next((load_corpus(manifest, units=units) for manifest in manifests if manifest.is_file()), None)
-
-
-def some(corpus: Corpus, count: int) -> Corpus | None:
-    """`count` utterances at random, always the same; None for none."""
-    chosen = np.random.default_rng(0).permutation(len(corpus.utterances))[:count]
-    return corpus.subset(sorted(chosen.tolist())) if len(chosen) else None
-
-
 def _is_cut_set(manifest: Path) -> bool:
     return manifest.name.endswith(".jsonl.gz")
 

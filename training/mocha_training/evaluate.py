@@ -93,8 +93,8 @@ class _Read:
 def _decode(model: SpeechModel, tokenizer: Tokenizer, batch: Batch, decoding: Decoding | Beam) -> _Read:
     began = time.perf_counter()
     if decoding == "soft":
-        heard = model.hear(*model.features(batch.samples, batch.num_samples))
-        found = decode_softly(model.decoder, heard.memory, heard.num_frames)
+        memory, num_memory = model.encode(*model.features(batch.samples, batch.num_samples))
+        found = decode_softly(model.decoder, memory, num_memory)
         seconds = time.perf_counter() - began
         return _Read([plain(tokenizer, ids) for ids in found], [[] for _ in found], seconds)
     if isinstance(decoding, Beam):

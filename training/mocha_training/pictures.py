@@ -29,8 +29,7 @@ def draw_alignment(model: SpeechModel, tokenizer: Tokenizer, samples: Tensor, te
     model.eval()
     x, num_samples = samples[None].to(device), torch.tensor([len(samples)], device=device)
     frames, num_frames = model.features(x, num_samples)
-    heard = model.hear(frames, num_frames)
-    memory, num_memory = heard.memory, heard.num_frames
+    memory, num_memory = model.encode(frames, num_frames)
     online = model.decoder.attention.is_online
     emissions = Recognizer(model, tokenizer).transcribe(x[0]) if online else []
     shown = [e for e in emissions if not e.end_of_segment]
@@ -68,17 +67,16 @@ def _draw(
     for e in shown:
         axes[0].annotate(e.text, (e.frame, features.shape[1]), ha="center", va="bottom", fontsize=7)
     labels = [tokenizer.symbol(i) for i in ids] + ["eos"]
-    selected = [e.frame if e.selected is None else e.selected for e in shown]
     same_text = [e.text for e in shown] == labels[:-1]
     for axis, (name, values) in zip(axes[1:], panels.items(), strict=True):
         axis.imshow(values[0].cpu().numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
         axis.set(ylabel=name, xlim=span)
         axis.set_yticks(range(len(labels)), labels, fontsize=min(7, 220 / len(labels)))
         if same_text:
-            axis.plot(selected, range(len(shown)), ".", color="red", markersize=3)
+            axis.plot([e.frame for e in shown], range(len(shown)), ".", color="red", markersize=3)
         else:
-            for frame in selected:
-                axis.axvline(frame, color="white", alpha=0.15, linewidth=1)
+            for e in shown:
+                axis.axvline(e.frame, color="white", alpha=0.15, linewidth=1)
     frame_ms = 1000 * model.config.frame_samples / model.config.features.sample_rate
     axes[-1].set(xlabel=f"encoder frame ({frame_ms:.0f} ms); at the top and in red: decoded online")
     return figure

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from mocha_model.tokenizer import Units
 from mocha_training.augment import AugmentConfig
 from mocha_training.config import Preset, TrainConfig
-from mocha_training.injection import InjectionConfig
 from mocha_training.weights import Draw, InitConfig, WeightNoise
 
 
@@ -220,32 +219,6 @@ def sounds() -> TrainConfig:
     return discriminative().model_copy(update=own)
 
 
-def injected() -> TrainConfig:
-    """The decoder anew, after `sounds`, with --init and --text: it learns from text beside recordings (`injection`).
-
-    Scheduled sampling from 70 % on.
-    """
-    augment = microphones().augment.model_copy(update={"splice_probability": 0.0, "join_probability": 0.0})
-    return TrainConfig(
-        preset="medium",
-        train_encoder=False,
-        injection=InjectionConfig(),
-        ctc_only=0.0,
-        attention="path",
-        muon=True,
-        learning_rate=2e-3,
-        warmup_steps=100,
-        max_seconds=17.5,
-        label_smoothing=0.05,
-        sampling_probability=0.3,
-        save_every=100,
-        evaluate_every=100_000,
-        average_last=1,
-        augment=augment,
-        seed=19,
-    )
-
-
 def _no_augmentation() -> AugmentConfig:
     return AugmentConfig(
         speed_range=0,
@@ -395,10 +368,30 @@ def commonvoice() -> TrainConfig:
     return librispeech().model_copy(update={"augment": augment})
 
 
-# fmt: off
-RECIPES: dict[str, Callable[[], TrainConfig]] = {recipe.__name__: recipe for recipe in (
-    warm_start, encoder, expected, path, further, settle, widen, longer, onward, broaden, sampled, consistent,
-    spliced, restored, phonetic, microphones, discriminative, sounds, injected, plain, librispeech, tedlium,
-    commonvoice, timit, wsj_monotonic, wsj_mocha,
-)}
-# fmt: on
+RECIPES: dict[str, Callable[[], TrainConfig]] = {
+    "warm_start": warm_start,
+    "encoder": encoder,
+    "expected": expected,
+    "path": path,
+    "further": further,
+    "settle": settle,
+    "widen": widen,
+    "longer": longer,
+    "onward": onward,
+    "broaden": broaden,
+    "sampled": sampled,
+    "consistent": consistent,
+    "spliced": spliced,
+    "restored": restored,
+    "phonetic": phonetic,
+    "microphones": microphones,
+    "discriminative": discriminative,
+    "sounds": sounds,
+    "plain": plain,
+    "librispeech": librispeech,
+    "tedlium": tedlium,
+    "commonvoice": commonvoice,
+    "timit": timit,
+    "wsj_monotonic": wsj_monotonic,
+    "wsj_mocha": wsj_mocha,
+}

@@ -23,7 +23,6 @@ from torch.utils.tensorboard import SummaryWriter
 from mocha_model.checkpoint import save_checkpoint
 from mocha_model.encoder import MaskedBatchNorm
 from mocha_model.model import SpeechModel
-from mocha_model.streaming import valid_mask
 from mocha_model.tokenizer import Tokenizer
 from mocha_training import losses, pictures
 from mocha_training.augment import Augmenter
@@ -32,9 +31,7 @@ from mocha_training.config import TrainConfig
 from mocha_training.data import Batch, Corpus
 from mocha_training.denominator import character_trigrams, denominator
 from mocha_training.evaluate import evaluate_corpus
-from mocha_training.injection import InjectedBatch, InjectedBatches, Injection
 from mocha_training.optimizers import make_optimizers
-from mocha_training.path import Weighted, cross_entropy, path_losses
 from mocha_training.phone_branch import PhoneBranch
 from mocha_training.phones import fold_phones
 from mocha_training.spectral import spec_augment, warp_vocal_tract
@@ -59,19 +56,15 @@ class Trainer:
         directory: Path,
         device: str = "cpu",
         started_from: dict[str, Any] | None = None,
-        injection: Injection | None = None,
     ) -> None:
-        """`started_from` is the provenance of the checkpoint that `model` comes from, if it comes from one.
-
-        With an `injection` the decoder is trained from that, and `augmenter` only says what was recorded.
-        """
+        """`started_from` is the provenance of the checkpoint that `model` comes from, if it comes from one."""
         attention = model.config.attention
         if config.attention == "path" and (attention.mechanism == "softmax" or attention.energy == "dot"):
             raise ValueError("training along the path needs a monotonic mechanism with additive energies")
         directory.mkdir(parents=True, exist_ok=True)
         self.config, self.tokenizer, self.augmenter, self.dev = config, tokenizer, augmenter, dev
         self.directory, self.device = directory, torch.device(device)
-        self.model, self.injection = model.to(self.device), injection
+        self.model = model.to(self.device)
         if not config.train_encoder:
             model.encoder.requires_grad_(False)
             model.ctc.requires_grad_(config.ctc_only == 1 and not config.keep_phones)
@@ -118,7 +111,7 @@ class Trainer:
                     began += self.seconds
                     if self.rank == 0:
                         self._after_step(figures)
-                    shown = f"step {self.step}  ctc {figures.get('ctc', 0):.2f}  ce {figures.get('ce', 0):.2f}"
+                    shown = f"step {self.step}  ctc {figures['ctc']:.2f}  ce {figures.get('ce', 0):.2f}"
                     bar.update(task, completed=self.progress, description=f"{shown}  x{figures['x_real_time']:.0f}")
                     if self.progress >= 1:
                         break
@@ -128,7 +121,7 @@ class Trainer:
             self.save()
             self.finish()
 
-    def train_step(self, batch: Batch | InjectedBatch) -> dict[str, float]:
+    def train_step(self, batch: Batch) -> dict[str, float]:
         """One update; returns the losses."""
         torch.manual_seed(self.config.seed * 1_000_003 + self.step * self.world + self.rank)
         for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
@@ -138,9 +131,7 @@ class Trainer:
             for module in self.model.encoder.modules():
                 if isinstance(module, MaskedBatchNorm):
                     module.eval()  # its statistics stay too
-        if self.config.consistency_weight and isinstance(batch, Batch):
-            batch = batch.twice()
-        batch = batch.to(self.device)
+        batch = (batch.twice() if self.config.consistency_weight else batch).to(self.device)
         for parameter in self.parameters:
             parameter.grad = None
         with perturbed(self.noisy, self.weight_noise_std()):
@@ -188,11 +179,9 @@ class Trainer:
             grad.copy_(part.view_as(grad))
         return [float(x) for x in parts[-1]]
 
-    def losses(self, batch: Batch | InjectedBatch) -> Weighted:
+    def losses(self, batch: Batch) -> dict[str, tuple[float, Tensor]]:
         """Each objective with its weight at the present progress."""
         c, model = self.config, self.model
-        if isinstance(batch, InjectedBatch):
-            return self._injected_losses(batch)
         with torch.no_grad():
             frames, num_frames = model.features(batch.samples, batch.num_samples)
             generator = torch.Generator().manual_seed(c.seed * 7_919 + self.step * self.world + self.rank)
@@ -202,7 +191,7 @@ class Trainer:
                 frames = spec_augment(frames, c.augment, generator)
         memory, num_memory = model.encode(frames, num_frames)
         log_probs = model.ctc_log_probs(memory.detach() if self._ctc_listens else memory)
-        parts: Weighted = {"ctc": (1.0, losses.ctc(log_probs, num_memory, batch.tokens, batch.num_tokens))}
+        parts = {"ctc": (1.0, losses.ctc(log_probs, num_memory, batch.tokens, batch.num_tokens))}
         if c.consistency_weight:
             parts["consistency"] = (
                 c.consistency_weight,
@@ -224,7 +213,7 @@ class Trainer:
         grown = (self.progress - c.ctc_only) / (c.noise_full_at - c.ctc_only) if c.noise_full_at > c.ctc_only else 1.0
         noise = c.noise_std * min(1.0, grown)
         out = model.teacher_forced(memory, num_memory, batch.tokens, batch.num_tokens, noise)
-        ce = cross_entropy(c, out.logits, batch.tokens, batch.num_tokens)
+        ce = self._cross_entropy(out.logits, batch.tokens, batch.num_tokens)
         parts["ce"] = (1 - c.ctc_weight, ce)
         if not model.decoder.attention.is_online:
             return parts  # a softmax selects once per step, and has no latency
@@ -236,18 +225,41 @@ class Trainer:
             parts["latency"] = (c.latency_weight, late)
         return parts
 
-    def _path_losses(self, memory: Tensor, num_memory: Tensor, log_probs: Tensor, batch: Batch) -> Weighted:
+    def _path_losses(
+        self, memory: Tensor, num_memory: Tensor, log_probs: Tensor, batch: Batch
+    ) -> dict[str, tuple[float, Tensor]]:
+        c = self.config
         ends = losses.ctc_boundaries(log_probs, num_memory, batch.tokens, batch.num_tokens)
-        parts = (self.model, self.config, (memory, num_memory), batch.tokens, batch.num_tokens, ends)
-        return path_losses(*parts, sampling_probability=self.config.sampling_probability)
+        num_tokens = batch.num_tokens * (ends[:, 0] >= 0)  # rows that cannot be aligned count for nothing
+        inputs = self._sampled_inputs(memory, num_memory, batch, ends) if c.sampling_probability else batch.tokens
+        out = self.model.along_path(memory, num_memory, inputs, batch.num_tokens, ends)
+        ce = self._cross_entropy(out.logits, batch.tokens, num_tokens)
+        decides = out.decides & (num_tokens > 0)[:, None]
+        path = losses.path_likelihood(out.energies, out.selects, decides, num_tokens)
+        selected = out.selects & decides
+        fired = ((out.energies >= 0) & selected).sum() / selected.sum().clamp(min=1)  # p >= 0.5 where it should be
+        return {"ce": (1 - c.ctc_weight, ce), "path": (c.path_weight, path), "fired": (0.0, fired)}
 
-    def _injected_losses(self, batch: InjectedBatch) -> Weighted:
-        assert self.model.posteriorgram is not None and self.injection is not None
-        memory, num_memory = self.model.posteriorgram(batch.frames, batch.num_frames)
-        memory = memory * valid_mask(num_memory, memory.shape[1])[..., None]
-        draws = self.progress >= self.injection.config.sampling_from
-        parts = (self.model, self.config, (memory, num_memory), batch.tokens, batch.num_tokens, batch.selected)
-        return path_losses(*parts, batch.given, self.config.sampling_probability if draws else 0.0, batch.excused)
+    @torch.no_grad()
+    def _sampled_inputs(self, memory: Tensor, num_memory: Tensor, batch: Batch, ends: Tensor) -> Tensor:
+        """Tokens [B, U] that the decoder is given as what it has read: the transcript's, or draws of its own at times.
+
+        Scheduled sampling (Bengio et al. 2015) without a schedule, since runs that use it start from a model that
+        reads; and in one parallel pass, the first of those of Duckworth et al. (2019): each symbol is drawn from the
+        decoder's distribution after the transcript's symbols, not after other draws.
+        """
+        logits = self.model.along_path(memory, num_memory, batch.tokens, batch.num_tokens, ends).logits.float()
+        logits[..., self.tokenizer.eos_id] = -torch.inf  # never part of what has been read
+        probabilities = (logits + self.model.decoder.never).softmax(2)
+        drawn = torch.multinomial(probabilities.flatten(0, 1), 1).view(logits.shape[:2])
+        own = torch.rand(drawn.shape, device=drawn.device) < self.config.sampling_probability
+        return torch.where(own, drawn, batch.tokens[:, : drawn.shape[1]])
+
+    def _cross_entropy(self, logits: Tensor, tokens: Tensor, num_tokens: Tensor) -> Tensor:
+        c = self.config
+        if c.neighbour_smoothing:
+            return losses.localized_label_smoothing(logits, tokens, num_tokens, c.neighbour_smoothing)
+        return losses.label_smoothed_cross_entropy(logits, tokens, num_tokens, c.label_smoothing)
 
     def weight_noise_std(self) -> float:
         """Standard deviation of the noise on weights in the next step."""
@@ -262,13 +274,11 @@ class Trainer:
             return self.config.learning_rate * warm * math.prod(drops)
         return self.config.learning_rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * self.progress)))
 
-    def _loader(self) -> DataLoader[Any]:
+    def _loader(self) -> DataLoader[Batch]:
         workers = 0 if self.device.type == "cpu" else 8
         return DataLoader(self._epoch(self.epoch, self.batch_in_epoch), batch_size=None, num_workers=workers)
 
-    def _epoch(self, number: int, first: int) -> EpochBatches | InjectedBatches:
-        if self.injection:
-            return self.injection.epoch(number, first, self.rank, self.world)
+    def _epoch(self, number: int, first: int) -> EpochBatches:
         return EpochBatches(self.augmenter, self.tokenizer, self.config, number, first, self.rank, self.world)
 
     def _after_step(self, figures: dict[str, float]) -> None:

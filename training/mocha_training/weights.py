@@ -70,8 +70,7 @@ def grown(model: SpeechModel, config: ModelConfig) -> SpeechModel:
     """A network of `config`, with wider LSTM layers, that computes what `model` does: for training to go on from.
 
     The units added have first weights from torch's global random state, and none of the old ones hears them: those
-    weights are 0 (Net2Net, Chen et al. 2016, copies units instead). Where the decoder is to attend to posteriorgrams,
-    or no longer to, it is another and begins anew. In evaluation mode.
+    weights are 0 (Net2Net, Chen et al. 2016, copies units instead). In evaluation mode.
 
     Raises:
         ValueError: `config` is not `model`'s but for dropout, wider LSTM layers with wider projections, how it is
@@ -81,18 +80,10 @@ def grown(model: SpeechModel, config: ModelConfig) -> SpeechModel:
     may_differ = ("lstm_sizes", "projection_size")
     changes = {name: getattr(config.encoder, name) for name in may_differ}
     same = model.config.model_copy(update={"encoder": model.config.encoder.model_copy(update=changes)})
-    anew: tuple[str, ...] = ()
-    if model.config.posteriorgram != config.posteriorgram:
-        anew = ("decoder.", "posteriorgram.")
-        same = same.with_attention(chunk_width=config.attention.chunk_width)
-        same = same.with_posteriorgram(config.posteriorgram, config.decoder)
     wider = SpeechModel(config).eval()
     old, new = model.state_dict(), wider.state_dict()
     if not config.phones:
         old = {name: kept for name, kept in old.items() if not name.startswith("phones.")}
-    old, new = (
-        ({n: kept for n, kept in each.items() if not n.startswith(anew)} for each in (old, new)) if anew else (old, new)
-    )
     if same.network() != config.network() or old.keys() != new.keys():
         raise ValueError("a network can only be grown in the widths of its LSTM layers")
     for name, kept in old.items():

@@ -23,13 +23,13 @@ export interface Ready {
   /** Look-ahead of the model. */
   latency_ms: number;
   chunk_width: number;
-  /** After its frame, a character is emitted at the latest. */
+  /** After its frame, a character is emitted at the latest; 0 if greedily. */
   patience_ms: number;
 }
 
 export interface Character {
   text: string;
-  /** Encoder frame where it stands, from the start of the stream. */
+  /** Encoder frame it was emitted at, from the start of the stream. */
   frame: number;
   /** Seconds from the start of the stream at which that frame's audio was complete. */
   time: number;
@@ -37,9 +37,7 @@ export interface Character {
   p: number;
   /** Probability of the character once the frame was selected. */
   q: number;
-  /** Frame that the attention selected: `frame`, and how long the model listens on. */
-  selected: number;
-  /** Attention over the frames up to and including `selected`. */
+  /** Attention over the frames up to and including `frame`. */
   chunk: number[];
 }
 

@@ -67,8 +67,7 @@ class Continuity {
       return { ...moved(message), segment, words: message.words.map(moved) };
     }
     const shift = Math.round(this.#offset / this.#frame);
-    const characters = message.characters.map((c) => (
-      { ...c, frame: c.frame + shift, selected: c.selected + shift, time: c.time + this.#offset }));
+    const characters = message.characters.map((c) => ({ ...c, frame: c.frame + shift, time: c.time + this.#offset }));
     const delta = this.#joins ? ` ${message.delta}` : message.delta;
     for (const character of characters) this.#open.push(character);
     if (characters.length) this.#heard = Math.max(this.#heard, (characters.at(-1).frame + 1) * this.#frame);

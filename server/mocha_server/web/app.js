@@ -59,16 +59,11 @@ async function openStream(sampleRate) {
   return (stream = opened);
 }
 
-// A character of a later stream, where it stands in the picture.
-function moved(c, frames, seconds) {
-  return { ...c, frame: c.frame + frames, selected: c.selected + frames, time: c.time + seconds };
-}
-
 async function receive({ client, lag, base, frameShift }) {
   for await (const event of client) {
     if (event.type === "text") {
       transcript.add(event);
-      strip.mark(event.characters.map((c) => moved(c, frameShift, base)));
+      strip.mark(event.characters.map((c) => ({ ...c, frame: c.frame + frameShift, time: c.time + base })));
       lag.received(event.characters);
     } else if (event.type === "segment") transcript.close(after(base, event));
     else if (event.type === "reconnected") status(`Connected again, listening from ${clock(event.time)}.`);

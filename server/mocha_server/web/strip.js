@@ -187,8 +187,8 @@ export class Strip {
       pen.globalAlpha = chosen ? 1 : 0.45;
       pen.fillRect(x - 0.5, baseline + 3, chosen ? 2 : 1, SOUND_TOP + SOUND - baseline - 3);
       pen.globalAlpha = chosen ? 1 : this.#chosen ? 0.25 : 0.6;
-      mark.chunk.forEach((weight, i) => { // attention over the frames up to and including the selected one
-        const left = this.#middle(mark.selected - mark.chunk.length + 1 + i) - frame / 2;
+      mark.chunk.forEach((weight, i) => { // attention over the frames up to and including this one
+        const left = this.#middle(mark.frame - mark.chunk.length + 1 + i) - frame / 2;
         pen.fillRect(left + 0.5, CHUNK_TOP + CHUNK - weight * (CHUNK - 4), frame - 1, weight * (CHUNK - 4));
       });
       pen.globalAlpha = 1;
