@@ -21,7 +21,7 @@ from mocha_training.config import TrainConfig
 from mocha_training.data import Corpus, Utterance, collate
 from mocha_training.language import count_words, said
 from mocha_training.phone_branch import PhoneBranch
-from mocha_training.recipes import discriminative, plain, sounds
+from mocha_training.recipes import accented, discriminative, plain, sounds
 from mocha_training.trainer import Trainer
 from tests.training.made_up import needs_voice
 
@@ -184,6 +184,24 @@ def test_a_head_of_phones_does_not_outlive_its_encoder(tmp_path: Path):
     for paths, expected in (([with_head, with_head], phones), ([with_head, without], ()), ([without, with_head], ())):
         average_checkpoints(paths, tmp_path / "mean.safetensors")
         assert load_checkpoint(tmp_path / "mean.safetensors").config.phones == expected
+
+
+@needs_voice
+def test_a_branch_begins_with_the_head_that_the_model_has(tmp_path: Path):
+    trainer, _ = kept_branch(tmp_path / "run")
+    trainer.save()
+    trainer.finish()
+    start = started(tmp_path / "run" / "final.safetensors", accented(), None)
+    assert start.model.phones is not None and start.config.search.language_weight == 1.0
+    head, phones = start.model.phones, start.config.phones
+    branch = PhoneBranch(start.model, start.tokenizer, [*TEXTS, "azure"])
+    assert start.model.phones is None and start.model.config.phones == (), "a model of another encoder has none"
+    old = [0, *(1 + phones.index(p) for p in branch.phones if p in phones)]
+    known = [0, *(n for n, p in enumerate(branch.phones, 1) if p in phones)]
+    new = [n for n, p in enumerate(branch.phones, 1) if p not in phones]
+    assert new and torch.equal(branch.output.weight[known], head.weight[old])
+    assert torch.equal(branch.output.bias[known], head.bias[old])
+    assert not branch.output.weight[new].any() and (branch.output.bias[new] == head.bias.min()).all()
 
 
 def test_a_head_of_phones_is_of_a_run_of_its_own():

@@ -32,6 +32,7 @@ from mocha_training.data import Corpus, CorpusError, decode_audio, find_manifest
 from mocha_training.evaluate import Beam, Decoding, Result, evaluate_corpus, transcribe_corpus
 from mocha_training.splicing import SplicePoint, kept_splice_points
 from mocha_training.trainer import Trainer
+from mocha_training.voices import Program, SynthesisError
 from mocha_training.word_lstm import WordLSTMConfig, train_word_lstm
 
 console = Console(stderr=True)
@@ -294,6 +295,13 @@ def synthesize(
     hours: Annotated[float, typer.Option(help="of speech, at least")],
     out: Annotated[Path, typer.Option(help="directory for train.jsonl and its shards, which `train --data` takes")],
     max_characters: Annotated[int, typer.Option(help="longer sentences are left out")] = 140,
+    kokoro: Annotated[
+        Path | None,
+        typer.Option(envvar="MOCHA_KOKORO", help="directory with Kokoro's network and voices (docs/recipes.md)"),
+    ] = None,
+    program: Annotated[
+        list[Program] | None, typer.Option(help="whose voices to read with, instead of all; may be given again")
+    ] = None,
     seed: Annotated[int, typer.Option(help="the same seed and voices give the same speech")] = 0,
     held_out: HeldOut = None,
 ) -> None:
@@ -302,7 +310,7 @@ def synthesize(
     The first sentence with a number or an abbreviation takes a minute: the grammars are compiled, once.
     """
     try:
-        voices = synthesis.find_voices()
+        voices = synthesis.find_voices(kokoro, program or ())
         short = (line for line in language.read_lines(text) if line and len(line) <= max_characters)
         sentences = language.unseen(short, _transcripts(held_out))
         if not sentences:
@@ -312,7 +320,7 @@ def synthesize(
         with Progress(*Progress.get_default_columns(), console=console, transient=True) as bar:
             task = bar.add_task("speaking", total=3600 * hours)
             count = synthesis.synthesize(sentences, voices, hours, out, seed, lambda s: bar.advance(task, s))
-    except (synthesis.SynthesisError, language.TextError, CorpusError, OSError) as error:
+    except (SynthesisError, language.TextError, CorpusError, OSError) as error:
         raise _fail(error) from error
     console.print(f"wrote {count} utterances to {out}")
 

@@ -29,6 +29,8 @@ class PhoneBranch(nn.Module):
     def __init__(self, model: SpeechModel, tokenizer: Tokenizer, texts: list[str], keep: bool = False) -> None:
         """`texts` have all words that will be learned from; with `keep` the model is given its output layer as a head.
 
+        Without, a head that the model has is taken from it: the branch begins with that, else with weights of 0.
+
         Raises PronunciationError, or ValueError for a network.
         """
         super().__init__()
@@ -46,8 +48,20 @@ class PhoneBranch(nn.Module):
         nn.init.zeros_(self.output.weight)  # a trained encoder is not told anything before this has learned to hear it
         if keep:
             model.give_phones(tuple(self.phones), self.output)
+        elif model.phones is not None:
+            self._begin_with(model.phones, model.config.phones)
+            model.give_phones((), None)
         self.heard: tuple[Tensor, Tensor] | None = None
         layers[-2].register_forward_hook(self._listen)
+
+    @torch.no_grad()
+    def _begin_with(self, head: nn.Linear, phones: tuple[str, ...]) -> None:
+        """Take what `head` knows of each of its `phones`; those that it does not know are as unlikely as its rarest."""
+        self.output.bias.fill_(float(head.bias.min()))
+        known = {"": 0} | {phone: n for n, phone in enumerate(phones, 1)}
+        for n, phone in enumerate(["", *self.phones]):
+            if phone in known:
+                self.output.weight[n], self.output.bias[n] = head.weight[known[phone]], head.bias[known[phone]]
 
     def _listen(self, layer: nn.Module, inputs: object, output: tuple[Tensor, Tensor]) -> None:
         self.heard = output if layer.training else None

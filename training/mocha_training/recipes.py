@@ -185,8 +185,19 @@ def microphones() -> TrainConfig:
     return phonetic().model_copy(update={"learning_rate": 8e-4, "warmup_steps": 100, "augment": augment, "seed": 12})
 
 
+def accented() -> TrainConfig:
+    """More of `microphones`, with --init: beside the recordings, sentences that networks read, many with accents.
+
+    The sentences are new ones, so that nothing has to be spliced (docs/experiments.md, "Voices that are networks").
+    """
+    augment = microphones().augment.model_copy(update={"splice_probability": 0.0})
+    return microphones().model_copy(
+        update={"learning_rate": 1e-3, "batch_seconds": 160, "augment": augment, "seed": 23}
+    )
+
+
 def discriminative() -> TrainConfig:
-    """The CTC head alone, after `microphones`, with --init: it learns to tell each transcript from all other texts.
+    """The CTC head alone, after `accented`, with --init: it learns to tell each transcript from all other texts.
 
     For searches with a language model (docs/experiments.md, "Told from all other texts"); minutes are enough. What the
     encoder knows by heart it will not know of others, so it is made to hear worse meanwhile: more dropout, wider masks.
@@ -385,6 +396,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "restored": restored,
     "phonetic": phonetic,
     "microphones": microphones,
+    "accented": accented,
     "discriminative": discriminative,
     "sounds": sounds,
     "plain": plain,

@@ -1,8 +1,8 @@
 """Speech from text alone: every free English voice on the machine reads sentences into shards that `train` takes.
 
-The voices are programs (espeak-ng, flite, festival), found when asked for. Rate and pitch vary: a voice is asked to
-speak slower or faster, and its samples are then played faster or slower, which moves its pitch and formants as a
-shorter or longer vocal tract would. Knows nothing of models.
+The voices are programs (`voices`) and networks (`neural_voices`), found when asked for. Rate and pitch vary: a voice
+is asked to speak slower or faster, and its samples are then played faster or slower, which moves its pitch and formants
+as a shorter or longer vocal tract would. Knows nothing of recognisers.
 """
 
 import io
@@ -10,39 +10,31 @@ import json
 import logging
 import os
 import re
-import shutil
-import subprocess
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import av
 import numpy as np
 
 from mocha_model.config import SAMPLE_RATE
 from mocha_model.tokenizer import normalize_text
-from mocha_training.data import CorpusError, cache_directory, decode_audio
+from mocha_training.data import cache_directory
 from mocha_training.distortion import Audio, change_speed
+from mocha_training.neural_voices import Kokoro, hibari_voices, kokoro_voices
+from mocha_training.voices import PACKAGES, Program, SynthesisError, Voice, program_voices
 
 if TYPE_CHECKING:
     from nemo_text_processing.text_normalization.normalize import Normalizer
 
-Program = Literal["espeak-ng", "flite", "festival"]
-PACKAGES = "espeak-ng, flite, festival with festvox-kallpc16k, festvox-kdlpc16k and festvox-us-slt-hts"
-LIST_FESTIVAL = (
-    '(mapcar (lambda (v) (format t "%s %l\\n" v (assoc \'language (cadr (voice.description v))))) (voice.list))'
-)
-ONLY_THE_TIME = "awb_time"  # a voice of flite that can say nothing else
 UTTERANCES_PER_SHARD = 1000
 AT_ONCE = 64  # sentences in work at a time
 FAILURES = 10  # in a row, before it is the machine's fault and not the sentence's
-TIMEOUT_S = 60
-WORDS_PER_MINUTE = 170  # of espeak-ng at rate 1
 RATES, PITCHES = (0.8, 1.25), (0.85, 1.18)  # factors drawn from these ranges
 SILENCE, MARGIN = 0.003, SAMPLE_RATE // 10  # amplitude; samples kept around the speech
 OPUS_FRAME = SAMPLE_RATE // 50
@@ -51,59 +43,21 @@ READABLE = re.compile(r"[A-Za-z\s.,;:!?'\"()\u2018\u2019\u201c\u201d\u2013\u2014
 PLAIN = re.compile(r"[A-Za-z\s,;:!?'\"()\u2018\u2019\u201c\u201d\u2013\u2014-]*\.?[\"\u201d\u2019']?\s*")
 
 
-class SynthesisError(RuntimeError):
-    """No voice is installed, or nothing can be read."""
+def find_voices(kokoro: Path | None = None, programs: Collection[Program] = ()) -> list[Voice]:
+    """Every English voice that is installed, and those of Kokoro in the directory `kokoro`; of `programs`, if any.
 
-
-@dataclass(frozen=True)
-class Voice:
-    """A voice of a program, by the name that the program knows it by."""
-
-    program: Program
-    name: str
-
-    def speak(self, text: str, rate: float) -> Audio:
-        """Samples [N] float32 at 16 kHz of `text` at `rate` times the usual speed; raises SynthesisError."""
-        stretch = f"{1 / rate:.3f}"
-        if self.program == "espeak-ng":
-            speed = f"{WORDS_PER_MINUTE * rate:.0f}"
-            command = ["espeak-ng", "-v", self.name, "-s", speed, "--stdout", "--", text]
-        elif self.program == "flite":
-            command = ["flite", "-voice", self.name, "--setf", f"duration_stretch={stretch}"]
-            command += ["-t", text, "-o", "/dev/stdout"]
-        else:
-            voice = f"(begin (voice_{self.name}) (Parameter.set 'Duration_Stretch {stretch}))"
-            command = ["text2wave", "-eval", voice]
-        try:
-            done = subprocess.run(command, input=text.encode(), capture_output=True, timeout=TIMEOUT_S, check=True)
-            return decode_audio(done.stdout, f"{self.program} {self.name}").astype(np.float32) / 32768.0
-        except (OSError, subprocess.SubprocessError, CorpusError) as error:
-            raise SynthesisError(f"{self.program} {self.name}: {error}") from error
-
-
-def _printed(command: list[str]) -> list[str]:
-    """Lines that a program prints; none if it is not installed or fails."""
-    if shutil.which(command[0]) is None:
-        return []
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
-    return done.stdout.splitlines()
-
-
-def find_voices() -> list[Voice]:
-    """Every English voice of the programs that are installed; raises SynthesisError where there is none."""
-    accents = [line.split()[1] for line in _printed(["espeak-ng", "--voices=en"])[1:] if " mb/" not in line]
-    variants = [line.split("!v/")[1].strip() for line in _printed(["espeak-ng", "--voices=variant"])[1:]]
-    voices = [Voice("espeak-ng", name) for a in dict.fromkeys(accents) for name in (a, *(f"{a}+{v}" for v in variants))]
-    listed = [name for line in _printed(["flite", "-lv"]) for name in line.partition(":")[2].split()]
-    voices += [Voice("flite", name) for name in dict.fromkeys(listed) if name != ONLY_THE_TIME]
-    for line in _printed(["festival", "-b", LIST_FESTIVAL]):
-        name, _, description = line.partition(" ")
-        if "english" in description and shutil.which("text2wave"):
-            voices.append(Voice("festival", name))
+    Raises SynthesisError where there is none.
+    """
+    voices: list[Voice] = [*program_voices(), *hibari_voices()]
+    if kokoro is not None:
+        voices += kokoro_voices(Kokoro(kokoro))
+    voices = [v for v in voices if not programs or v.program in programs]
     if not voices:
-        raise SynthesisError(f"no voice is installed; Debian has them in the packages {PACKAGES}")
+        wanted = f" of {', '.join(programs)}" if programs else ""
+        raise SynthesisError(
+            f"no voice{wanted} is installed; Debian has some in the packages {PACKAGES}, PyPI one in hibari-tts; "
+            "docs/recipes.md says where Kokoro's are"
+        )
     return voices
 
 

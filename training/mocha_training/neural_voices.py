@@ -1,0 +1,168 @@
+"""Voices that are networks, which speak far more like people than those that are programs.
+
+*Kokoro-82M* (hexgrad 2025) reads phones in the style of a voice; styles are vectors, so what lies between voices is a
+voice too. Those that speak Mandarin and other languages read English with an accent. A directory has the network
+(``*.onnx``) and ``voices/NAME.bin`` (styles [510, 256] float32, one for each number of phones). *hibari* is one of its
+voices learned by a network a tenth as large, forty times as fast; the package hibari-tts brings it, and says how words
+sound to both. Knows nothing of sentences.
+"""
+
+import threading
+import zlib
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.signal import resample_poly
+
+from mocha_training.accents import with_accent
+from mocha_training.distortion import Audio
+from mocha_training.voices import SynthesisError
+
+STYLE_SIZE = 256
+MIXED_VOICES = 400  # beside those that there are
+ENGLISH, MANDARIN = "ab", "z"  # what the names of voices begin with
+STRONGEST_ACCENT = 0.7  # of voices of Mandarin; half as strong of other languages
+# The phones that Kokoro has learned to read, by number (0 is the silence around).
+SYMBOLS = {
+    **{";": 1, ":": 2, ",": 3, ".": 4, "!": 5, "?": 6, "—": 9, "…": 10, '"': 11, "(": 12, ")": 13, "“": 14, "”": 15},
+    **{" ": 16, "A": 24, "I": 25, "O": 31, "Q": 33, "S": 35, "T": 36, "W": 39, "Y": 41, "ᵊ": 42, "a": 43, "b": 44},
+    **{"d": 46, "e": 47, "f": 48, "h": 50, "i": 51, "j": 52, "k": 53, "l": 54, "m": 55, "n": 56, "o": 57, "p": 58},
+    **{"r": 60, "s": 61, "t": 62, "u": 63, "v": 64, "w": 65, "x": 66, "z": 68, "ɑ": 69, "ɐ": 70, "ɒ": 71, "æ": 72},
+    **{"ɔ": 76, "ð": 81, "ʤ": 82, "ə": 83, "ɚ": 85, "ɛ": 86, "ɜ": 87, "ɡ": 92, "ɪ": 102, "ŋ": 112, "θ": 119},
+    **{"ɹ": 123, "ɾ": 125, "ʃ": 131, "ʧ": 133, "ʊ": 135, "ʌ": 138, "ʒ": 147, "ʔ": 148, "ˈ": 156, "ˌ": 157, "ː": 158},
+    "ᵻ": 177,
+}
+
+
+def _at_16_khz(audio: NDArray[np.float32]) -> Audio:
+    """Samples at 24 kHz, which both networks speak, at 16, within [-1, 1]."""
+    resampled: Audio = np.clip(resample_poly(audio, 2, 3), -1, 1).astype(np.float32)
+    return resampled
+
+
+@cache
+def _hibari() -> Any:
+    """The network and the pronunciations of hibari-tts; raises SynthesisError where it is not installed."""
+    try:
+        from hibari import Hibari
+    except ImportError as error:
+        raise SynthesisError("Kokoro and hibari need the extra `synthesis` of mocha-asr") from error
+    return Hibari()
+
+
+_PRONOUNCING = threading.Lock()  # what says how words sound keeps state
+
+
+def pronounced(text: str) -> str:
+    """How `text` sounds, in Kokoro's symbols."""
+    with _PRONOUNCING:
+        return " ".join(_hibari().phonemize(text))
+
+
+@dataclass(frozen=True)
+class HibariVoice:
+    """The voice that hibari-tts brings."""
+
+    name: str = "heart"
+    program: Literal["hibari"] = "hibari"
+
+    def speak(self, text: str, rate: float) -> Audio:
+        """Samples [N] float32 at 16 kHz of `text` at `rate` times the usual speed; raises SynthesisError."""
+        phones = pronounced(text)
+        return _at_16_khz(_hibari().from_phonemes(phones, speed=rate, seed=zlib.crc32(text.encode())))
+
+
+def hibari_voices() -> list[HibariVoice]:
+    """The voice of hibari-tts, if that is installed."""
+    return [HibariVoice()] if find_spec("hibari") and find_spec("onnxruntime") else []
+
+
+class Kokoro:
+    """The network and the voices in a directory. Threads may share it."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises SynthesisError where there is not one network, or no voices."""
+        networks, voices = sorted(directory.glob("*.onnx")), sorted(directory.glob("voices/*.bin"))
+        if len(networks) != 1 or not voices:
+            raise SynthesisError(f"{directory} has to have Kokoro's network, one *.onnx, and voices/*.bin")
+        self._network, self._loading = networks[0], threading.Lock()
+        try:
+            self.styles = {path.stem: np.fromfile(path, "<f4").reshape(-1, STYLE_SIZE) for path in voices}
+        except ValueError as error:
+            raise SynthesisError(f"{directory}/voices: not styles of {STYLE_SIZE} numbers ({error})") from error
+
+    @cached_property
+    def _session(self) -> Any:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise SynthesisError("Kokoro needs the extra `synthesis` of mocha-asr") from error
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1  # sentences are spoken beside each other
+        try:
+            return onnxruntime.InferenceSession(self._network, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # of no type that the package makes public
+            raise SynthesisError(f"{self._network}: not a network that can be run ({error})") from error
+
+    def speak(self, phones: str, style: NDArray[np.float32], rate: float) -> Audio:
+        """Samples [N] float32 at 16 kHz of `phones`, at most as many as `style` [510, 256] has rows."""
+        numbers = [SYMBOLS[p] for p in phones if p in SYMBOLS]
+        if not 0 < len(numbers) <= len(style):
+            raise SynthesisError(f"kokoro: 1 to {len(style)} phones can be spoken at once, not {len(numbers)}")
+        with self._loading:
+            session = self._session
+        inputs = {
+            "tokens": np.array([[0, *numbers, 0]], dtype=np.int64),
+            "style": style[None, len(numbers) - 1],
+            "speed": np.array([rate], dtype=np.float32),
+        }
+        return _at_16_khz(session.run(None, inputs)[0].ravel())
+
+
+@dataclass(frozen=True)
+class KokoroVoice:
+    """A voice of `network`, or a mix of several by their shares, with an accent of 0 to 1."""
+
+    network: Kokoro = field(repr=False, compare=False)
+    mix: tuple[tuple[str, float], ...]
+    accent: float = 0.0
+    program: Literal["kokoro"] = "kokoro"
+
+    @property
+    def name(self) -> str:
+        """What it is mixed of, e.g. ``zm_yunxi 0.70 af_heart 0.30, accent 0.25``."""
+        mix = " ".join(name if share == 1 else f"{name} {share:.2f}" for name, share in self.mix)
+        return f"{mix}, accent {self.accent:.2f}" if self.accent else mix
+
+    def speak(self, text: str, rate: float) -> Audio:
+        """Samples [N] float32 at 16 kHz of `text` at `rate` times the usual speed; raises SynthesisError."""
+        rng = np.random.default_rng(zlib.crc32(f"{self.name} {text}".encode()))
+        phones = with_accent(pronounced(text), self.accent, rng)
+        style = sum(np.float32(share) * self.network.styles[name] for name, share in self.mix)
+        return self.network.speak(phones, np.asarray(style), rate)
+
+
+def kokoro_voices(network: Kokoro, seed: int = 0) -> list[KokoroVoice]:
+    """Every voice of `network`, then mixes of two or three; those that speak Mandarin or others have accents."""
+    rng = np.random.default_rng(seed)
+    names = sorted(network.styles)
+    groups = [[n for n in names if n[0] in ENGLISH], [n for n in names if n[0] == MANDARIN], names]
+    groups = [group for group in groups if group]
+    mixes: list[tuple[tuple[str, float], ...]] = [((name, 1.0),) for name in names]
+    for _ in range(MIXED_VOICES):
+        group = groups[rng.integers(len(groups))]
+        chosen = dict.fromkeys([group[rng.integers(len(group))], *rng.choice(names, rng.integers(1, 3))])
+        shares = np.sort(rng.dirichlet(np.ones(len(chosen))))[::-1]
+        mixes.append(tuple((str(n), float(round(s, 2))) for n, s in zip(chosen, shares, strict=True)))
+    return [KokoroVoice(network, mix, _accent(mix, rng)) for mix in mixes]
+
+
+def _accent(mix: tuple[tuple[str, float], ...], rng: np.random.Generator) -> float:
+    """How strong the accent of a mix is, by the share of its voices that speak something else than English."""
+    foreign = sum(share * (1.0 if name[0] == MANDARIN else 0.5) for name, share in mix if name[0] not in ENGLISH)
+    return float(round(rng.uniform(0, STRONGEST_ACCENT) * foreign, 2)) if foreign > 0.2 else 0.0
