@@ -3,8 +3,9 @@
 *Kokoro-82M* (hexgrad 2025) reads phones in the style of a voice; styles are vectors, so what lies between voices is a
 voice too. Those that speak Mandarin and other languages read English with an accent. A directory has the network
 (``*.onnx``) and ``voices/NAME.bin`` (styles [510, 256] float32, one for each number of phones). *hibari* is one of its
-voices learned by a network a tenth as large, forty times as fast; the package hibari-tts brings it, and says how words
-sound to both. Knows nothing of sentences.
+voices learned by a network a tenth as large, which is forty times as fast and puts out a source and its filters, so
+that the voice may become another's; the package hibari-tts brings it, and says how words sound to both. Knows nothing
+of sentences.
 """
 
 import threading
@@ -24,7 +25,8 @@ from mocha_training.distortion import Audio
 from mocha_training.voices import SynthesisError
 
 STYLE_SIZE = 256
-MIXED_VOICES = 400  # beside those that there are
+MIXED_VOICES = 400  # of Kokoro, beside those that there are
+CHANGED_VOICES = 400  # of hibari
 ENGLISH, MANDARIN = "ab", "z"  # what the names of voices begin with
 STRONGEST_ACCENT = 0.7  # of voices of Mandarin; half as strong of other languages
 # The phones that Kokoro has learned to read, by number (0 is the silence around).
@@ -66,20 +68,55 @@ def pronounced(text: str) -> str:
 
 @dataclass(frozen=True)
 class HibariVoice:
-    """The voice that hibari-tts brings."""
+    """The voice that hibari-tts brings, with another pitch and vocal tract (factors), and an accent of 0 to 1."""
 
-    name: str = "heart"
+    pitch: float = 1.0
+    tract: float = 1.0
+    accent: float = 0.0
     program: Literal["hibari"] = "hibari"
+
+    @property
+    def name(self) -> str:
+        """What is changed, e.g. ``heart, pitch 0.60, tract 1.12, accent 0.25``."""
+        changed = ("pitch", self.pitch, 1), ("tract", self.tract, 1), ("accent", self.accent, 0)
+        return ", ".join(["heart", *(f"{what} {value:.2f}" for what, value, usual in changed if value != usual)])
 
     def speak(self, text: str, rate: float) -> Audio:
         """Samples [N] float32 at 16 kHz of `text` at `rate` times the usual speed; raises SynthesisError."""
-        phones = pronounced(text)
-        return _at_16_khz(_hibari().from_phonemes(phones, speed=rate, seed=zlib.crc32(text.encode())))
+        from hibari import dsp
+
+        rng = np.random.default_rng(zlib.crc32(f"{self.name} {text}".encode()))
+        numbers = _hibari().ids(with_accent(pronounced(text), self.accent, rng))
+        if len(numbers) < 3:
+            raise SynthesisError(f"hibari: nothing can be spoken of {text!r}")
+        inputs = {"ids": np.array([numbers], dtype=np.int64), "speed": np.array([rate], dtype=np.float32)}
+        harmonics, phases, noise, rest, rest_phases, f0 = (part[0] for part in _hibari().sess.run(None, inputs))
+        filters = (_longer_tract(part, self.tract) for part in (harmonics, phases, noise, rest))
+        return _at_16_khz(dsp.synth(*filters, rest_phases, f0 * np.float32(self.pitch), rng))
 
 
-def hibari_voices() -> list[HibariVoice]:
-    """The voice of hibari-tts, if that is installed."""
-    return [HibariVoice()] if find_spec("hibari") and find_spec("onnxruntime") else []
+def _longer_tract(spectrum: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
+    """A filter [bins, frames] whose formants are lower by `factor`, as of a vocal tract that is so much longer."""
+    at = np.minimum(np.arange(len(spectrum)) * factor, len(spectrum) - 1)
+    below = np.minimum(at.astype(np.int64), len(spectrum) - 2)
+    between = (at - below).astype(np.float32)[:, None]
+    moved: NDArray[np.float32] = spectrum[below] * (1 - between) + spectrum[below + 1] * between
+    return moved
+
+
+def hibari_voices(seed: int = 0) -> list[HibariVoice]:
+    """The voice of hibari-tts as it is, of men, women and children, with and without accents; none if not installed."""
+    if not (find_spec("hibari") and find_spec("onnxruntime")):
+        return []
+    rng = np.random.default_rng(seed)
+    voices = [HibariVoice()]
+    for _ in range(CHANGED_VOICES):
+        size = rng.uniform()  # from a child's, high and short, to a large man's
+        pitch = np.exp(np.interp(size, (0, 1), np.log((1.4, 0.5))) + rng.normal(0, 0.12))
+        tract = np.interp(size, (0, 1), (0.8, 1.22)) * np.exp(rng.normal(0, 0.04))
+        accent = rng.uniform(0, STRONGEST_ACCENT) if rng.random() < 0.5 else 0.0
+        voices.append(HibariVoice(float(round(pitch, 2)), float(round(tract, 2)), float(round(accent, 2))))
+    return voices
 
 
 class Kokoro:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 UTTERANCES_PER_SHARD = 1000
 AT_ONCE = 64  # sentences in work at a time
 FAILURES = 10  # in a row, before it is the machine's fault and not the sentence's
-RATES, PITCHES = (0.8, 1.25), (0.85, 1.18)  # factors drawn from these ranges
+RATES, PITCHES = (0.62, 1.12), (0.86, 1.28)  # factors drawn from these ranges: readers are slower, children higher
 SILENCE, MARGIN = 0.003, SAMPLE_RATE // 10  # amplitude; samples kept around the speech
 OPUS_FRAME = SAMPLE_RATE // 50
 READABLE = re.compile(r"[A-Za-z\s.,;:!?'\"()\u2018\u2019\u201c\u201d\u2013\u2014-]*")
