@@ -1,5 +1,8 @@
 """Voices that are networks, the real ones: what they say is read back; mixes of voices, accents, what is no voice."""
 
+import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -24,7 +27,7 @@ from mocha_training.neural_voices import (
     pronounced,
 )
 from mocha_training.synthesis import find_voices
-from mocha_training.voices import SynthesisError
+from mocha_training.voices import Program, SynthesisError
 
 SENTENCE = "She asked whether anybody had seen her younger brother near the library."
 
@@ -87,12 +90,31 @@ def test_voices_are_those_of_the_directory_and_mixes_of_them(directory: Path):
         assert sum(share for _, share in voice.mix) == pytest.approx(1, abs=0.02)
         assert 0 <= voice.accent <= STRONGEST_ACCENT / 2  # they speak Japanese
     assert len({v.accent for v in voices}) > 20
-    found = find_voices(directory, ["kokoro", "hibari"])
+    found = find_voices(directory, [Program.KOKORO, Program.HIBARI])
     assert Counter(v.program for v in found) == {
         "kokoro": len(voices),
         "hibari": len(hibari_voices()),
     }
     assert found[-1].speak("Hello there.", 1.0).any()
+
+
+def test_the_command_reads_with_the_voices_that_are_asked_for(directory: Path, tmp_path: Path):
+    (tmp_path / "text").write_text("The wind turned north.\nShe left at dawn, alone.\n")
+    command = [
+        str(Path(sys.executable).with_name("mocha-asr")),
+        "synthesize",
+        "--text",
+        str(tmp_path / "text"),
+        "--hours",
+        "0.003",
+    ]
+    command += ["--kokoro", str(directory), "--program", "kokoro", "--program", "hibari", "--out", str(tmp_path / "a")]
+    subprocess.run(command, check=True)
+    rows = [json.loads(line) for line in (tmp_path / "a" / "train.jsonl").read_text().splitlines()]
+    assert {row["corpus"] for row in rows} == {"synthetic kokoro", "synthetic hibari"}
+    assert {row["text"] for row in rows} == {"The wind turned north.", "She left at dawn, alone."}
+    done = subprocess.run([*command[:6], "--program", "kokoro", "--out", "b"], capture_output=True, text=True)
+    assert done.returncode == 1 and "no voice of kokoro is installed" in done.stderr
 
 
 def test_what_cannot_be_spoken_is_an_error(directory: Path, tmp_path: Path):
@@ -111,7 +133,7 @@ def test_what_cannot_be_spoken_is_an_error(directory: Path, tmp_path: Path):
     with pytest.raises(SynthesisError, match="not a network that can be run"):
         KokoroVoice(Kokoro(tmp_path), (("a", 1.0),)).speak("hello", 1.0)
     with pytest.raises(SynthesisError, match="no voice of kokoro is installed"):
-        find_voices(None, ["kokoro"])
+        find_voices(None, [Program.KOKORO])
 
 
 def test_accents_substitute_as_often_as_they_are_strong():

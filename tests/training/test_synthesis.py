@@ -13,7 +13,7 @@ from mocha_model.tokenizer import normalize_text
 from mocha_training import synthesis
 from mocha_training.data import Corpus, load_corpus
 from mocha_training.synthesis import Speller
-from mocha_training.voices import PACKAGES, ProgramVoice, SynthesisError
+from mocha_training.voices import PACKAGES, Program, ProgramVoice, SynthesisError
 
 needs_voices = pytest.mark.skipif(
     not any(map(shutil.which, ("espeak-ng", "flite", "text2wave"))), reason=f"needs a voice: {PACKAGES}"
@@ -34,12 +34,12 @@ def test_what_is_written_is_spelled_out():
 
 
 def test_the_plan_is_repeatable_and_goes_round():
-    voices = [ProgramVoice("espeak-ng", f"v{i}") for i in range(50)] + [ProgramVoice("flite", "slt")]
+    voices = [ProgramVoice(Program.ESPEAK, f"v{i}") for i in range(50)] + [ProgramVoice(Program.FLITE, "slt")]
     first, again = (list(itertools.islice(synthesis.plan(SENTENCES, voices, 7), 400)) for _ in range(2))
     assert first == again and first != list(itertools.islice(synthesis.plan(SENTENCES, voices, 8), 400))
     for start in range(0, 400, len(SENTENCES)):
         assert {r.written for r in first[start : start + len(SENTENCES)]} == set(SENTENCES)
-    assert 150 < sum(r.voice.program == "flite" for r in first) < 250  # programs are drawn evenly, not voices
+    assert 150 < sum(r.voice.program is Program.FLITE for r in first) < 250  # programs are drawn evenly, not voices
     with pytest.raises(SynthesisError, match="no sentence"):
         next(synthesis.plan(["...", ""], voices, 0))
 
@@ -53,7 +53,7 @@ def test_without_voices_the_packages_are_named(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_voice_that_never_speaks_is_an_error(tmp_path: Path):
     with pytest.raises(SynthesisError, match="festival nobody"):
-        synthesis.synthesize(SENTENCES, [ProgramVoice("festival", "nobody")], 0.01, tmp_path)
+        synthesis.synthesize(SENTENCES, [ProgramVoice(Program.FESTIVAL, "nobody")], 0.01, tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from scipy.signal import resample_poly
 
 from mocha_training.accents import with_accent
 from mocha_training.distortion import Audio
-from mocha_training.voices import SynthesisError
+from mocha_training.voices import Program, SynthesisError
 
 STYLE_SIZE = 256
 MIXED_VOICES = 400  # of Kokoro, beside those that there are
@@ -73,7 +73,7 @@ class HibariVoice:
     pitch: float = 1.0
     tract: float = 1.0
     accent: float = 0.0
-    program: Literal["hibari"] = "hibari"
+    program: Program = Program.HIBARI
 
     @property
     def name(self) -> str:
@@ -168,7 +168,7 @@ class KokoroVoice:
     network: Kokoro = field(repr=False, compare=False)
     mix: tuple[tuple[str, float], ...]
     accent: float = 0.0
-    program: Literal["kokoro"] = "kokoro"
+    program: Program = Program.KOKORO
 
     @property
     def name(self) -> str:

@@ -6,7 +6,8 @@ Knows nothing of sentences, or of voices that are networks (`neural_voices`).
 import shutil
 import subprocess
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from enum import StrEnum
+from typing import Protocol
 
 import numpy as np
 
@@ -21,7 +22,15 @@ ONLY_THE_TIME = "awb_time"  # a voice of flite that can say nothing else
 TIMEOUT_S = 60
 WORDS_PER_MINUTE = 170  # of espeak-ng at rate 1
 
-Program = Literal["espeak-ng", "flite", "festival", "hibari", "kokoro"]
+
+class Program(StrEnum):
+    """What speaks: a program, or a network."""
+
+    ESPEAK = "espeak-ng"
+    FLITE = "flite"
+    FESTIVAL = "festival"
+    HIBARI = "hibari"
+    KOKORO = "kokoro"
 
 
 class SynthesisError(RuntimeError):
@@ -47,16 +56,16 @@ class Voice(Protocol):
 class ProgramVoice:
     """A voice of a program, by the name that the program knows it by."""
 
-    program: Literal["espeak-ng", "flite", "festival"]
+    program: Program
     name: str
 
     def speak(self, text: str, rate: float) -> Audio:
         """Samples [N] float32 at 16 kHz of `text` at `rate` times the usual speed; raises SynthesisError."""
         stretch = f"{1 / rate:.3f}"
-        if self.program == "espeak-ng":
+        if self.program is Program.ESPEAK:
             speed = f"{WORDS_PER_MINUTE * rate:.0f}"
             command = ["espeak-ng", "-v", self.name, "-s", speed, "--stdout", "--", text]
-        elif self.program == "flite":
+        elif self.program is Program.FLITE:
             command = ["flite", "-voice", self.name, "--setf", f"duration_stretch={stretch}"]
             command += ["-t", text, "-o", "/dev/stdout"]
         else:
@@ -84,11 +93,11 @@ def program_voices() -> list[ProgramVoice]:
     accents = [line.split()[1] for line in _printed(["espeak-ng", "--voices=en"])[1:] if " mb/" not in line]
     variants = [line.split("!v/")[1].strip() for line in _printed(["espeak-ng", "--voices=variant"])[1:]]
     names = [name for a in dict.fromkeys(accents) for name in (a, *(f"{a}+{v}" for v in variants))]
-    voices = [ProgramVoice("espeak-ng", name) for name in names]
+    voices = [ProgramVoice(Program.ESPEAK, name) for name in names]
     listed = [name for line in _printed(["flite", "-lv"]) for name in line.partition(":")[2].split()]
-    voices += [ProgramVoice("flite", name) for name in dict.fromkeys(listed) if name != ONLY_THE_TIME]
+    voices += [ProgramVoice(Program.FLITE, name) for name in dict.fromkeys(listed) if name != ONLY_THE_TIME]
     for line in _printed(["festival", "-b", LIST_FESTIVAL]):
         name, _, description = line.partition(" ")
         if "english" in description and shutil.which("text2wave"):
-            voices.append(ProgramVoice("festival", name))
+            voices.append(ProgramVoice(Program.FESTIVAL, name))
     return voices
