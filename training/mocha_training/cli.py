@@ -295,13 +295,8 @@ def synthesize(
     hours: Annotated[float, typer.Option(help="of speech, at least")],
     out: Annotated[Path, typer.Option(help="directory for train.jsonl and its shards, which `train --data` takes")],
     max_characters: Annotated[int, typer.Option(help="longer sentences are left out")] = 140,
-    kokoro: Annotated[
-        Path | None,
-        typer.Option(envvar="MOCHA_KOKORO", help="directory with Kokoro's network and voices (docs/recipes.md)"),
-    ] = None,
-    program: Annotated[
-        list[Program] | None, typer.Option(help="whose voices to read with, instead of all; may be given again")
-    ] = None,
+    kokoro: Annotated[Path | None, typer.Option(envvar="MOCHA_KOKORO", help="its directory (docs/recipes.md)")] = None,
+    program: Annotated[list[Program] | None, typer.Option(help="whose voices read; may be given again; all")] = None,
     seed: Annotated[int, typer.Option(help="the same seed and voices give the same speech")] = 0,
     held_out: HeldOut = None,
 ) -> None:

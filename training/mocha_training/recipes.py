@@ -14,15 +14,8 @@ def warm_start() -> TrainConfig:
 
     Give its checkpoint to `encoder` with --init.
     """
-    gentle = AugmentConfig(
-        speed_range=0.06,
-        gain_db=(-6, 6),
-        noise_probability=0.1,
-        room_probability=0,
-        join_probability=0,
-        freq_masks=0,
-        time_masks=0,
-    )
+    barely = {"speed_range": 0.06, "gain_db": (-6.0, 6.0), "noise_probability": 0.1}
+    gentle = _no_augmentation().model_copy(update=barely)
     return TrainConfig(
         ctc_only=0.999, batch_seconds=60, max_seconds=6.0, learning_rate=1e-3, evaluate_every=100_000, augment=gentle
     )
@@ -186,14 +179,11 @@ def microphones() -> TrainConfig:
 
 
 def accented() -> TrainConfig:
-    """More of `microphones`, with --init: beside the recordings, sentences that networks read, many with accents.
-
-    The sentences are new ones, so that nothing has to be spliced (docs/experiments.md, "Voices that are networks").
-    """
+    """More of `microphones`, with --init: beside recordings, new sentences that networks read, many with accents."""
+    # Nothing has to be spliced (docs/experiments.md, "Voices that are networks").
     augment = microphones().augment.model_copy(update={"splice_probability": 0.0})
-    return microphones().model_copy(
-        update={"learning_rate": 1e-3, "batch_seconds": 160, "augment": augment, "seed": 23}
-    )
+    changes = {"learning_rate": 1e-3, "batch_seconds": 160, "augment": augment, "seed": 23}
+    return microphones().model_copy(update=changes)
 
 
 def discriminative() -> TrainConfig:
