@@ -44,6 +44,30 @@ def test_the_plan_is_repeatable_and_goes_round():
         next(synthesis.plan(["...", ""], voices, 0))
 
 
+def test_any_number_of_the_first_sentences_bring_the_most_words():
+    """Each sentence adds most to the sum of sqrt(n) log(1 + times said) over words, for its length, of those left."""
+    rng = np.random.default_rng(5)
+    words = ["a", "be", "sea", "dune", "eight", "foxes"]
+    often = [0.4, 0.3, 0.15, 0.1, 0.03, 0.02]
+    sentences = [" ".join(rng.choice(words, rng.integers(1, 7), p=often)) for _ in range(60)]
+    ordered = list(synthesis.covering(sentences))
+    assert sorted(ordered) == sorted(sentences)
+    sets = [set(s.split()) for s in ordered]
+    standing = {w: sum(w in some for some in sets) for w in words}
+
+    def worth(chosen: list[set[str]]) -> float:
+        return sum(np.sqrt(standing[w]) * np.log1p(sum(w in some for some in chosen)) for w in words)
+
+    for count in range(len(sets)):
+        before = worth(sets[:count])
+        gains = [
+            (worth([*sets[:count], some]) - before) / (len(ordered[count + i]) + synthesis.SENTENCE_COST)
+            for i, some in enumerate(sets[count:])
+        ]
+        assert gains[0] == pytest.approx(max(gains))
+    assert {w for some in sets[:6] for w in some} == set(words)  # what is rare comes early
+
+
 def test_without_voices_the_packages_are_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(synthesis, "hibari_voices", list)  # the package is installed here

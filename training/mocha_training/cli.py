@@ -296,11 +296,11 @@ def synthesize(
     out: Annotated[Path, typer.Option(help="directory for train.jsonl and its shards, which `train --data` takes")],
     max_characters: Annotated[int, typer.Option(help="longer sentences are left out")] = 140,
     kokoro: Annotated[Path | None, typer.Option(envvar="MOCHA_KOKORO", help="its directory (docs/recipes.md)")] = None,
-    program: Annotated[list[Program] | None, typer.Option(help="whose voices read; may be given again; all")] = None,
+    program: Annotated[list[Program] | None, typer.Option(help="whose voices read, else all; may be repeated")] = None,
     seed: Annotated[int, typer.Option(help="the same seed and voices give the same speech")] = 0,
     held_out: HeldOut = None,
 ) -> None:
-    """Read text aloud with every free English voice on this machine, to adapt a recogniser from text alone.
+    """Read text aloud with every free English voice that is installed; of more text, what brings the most words.
 
     The first sentence with a number or an abbreviation takes a minute: the grammars are compiled, once.
     """
