@@ -364,7 +364,7 @@ def _recurrent(tensors: dict[str, NDArray[Any]], num_words: int, share: float) -
     if not weights:
         return None
     (count, vector_size), (_, hidden_size) = weights["vectors.weight"].shape, weights["query.weight"].shape
-    with torch.device("meta"):  # nothing is drawn
+    with torch.random.fork_rng(devices=[]):  # what is drawn is for nothing; on "meta" it would take a second
         lstm = WordLSTM(count, vector_size, hidden_size)
     lstm.load_state_dict(weights, assign=True)
     own = tensors["recurrent.words"].astype(np.int64)
