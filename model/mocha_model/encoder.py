@@ -15,7 +15,6 @@ from mocha_model.config import EncoderConfig
 from mocha_model.streaming import SlidingWindow, WindowState, is_uniform, valid_mask, where_rows
 
 KERNEL = 3  # of every convolution, in time and in frequency
-FEW_ITEMS = 2  # up to so many, `few_items` is faster than oneDNN
 
 
 class MaskedBatchNorm(nn.BatchNorm1d):
@@ -112,21 +111,6 @@ class ConvLSTM(nn.Module):
         return y, num_out
 
 
-def few_items(lstm: nn.LSTM, x: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
-    """What a layer of `lstm` gives for x [B, T, I], by plain products: [B, T, S] and the state after.
-
-    On a CPU `lstm` itself reorders all its weights at each call, which costs more than a few items do.
-    """
-    batch_size, num_items, in_size = x.shape
-    weight_in, weight_hidden, bias_in, bias_hidden = lstm.parameters()
-    from_input = torch.addmm(bias_in + bias_hidden, x.transpose(0, 1).reshape(-1, in_size), weight_in.t())
-    outputs = []
-    for gates in from_input.view(num_items, batch_size, -1):
-        state = next_state(torch.addmm(gates, state.hidden, weight_hidden.t()), state.cell)
-        outputs.append(state.hidden)
-    return torch.stack(outputs, dim=1), state
-
-
 class LSTMLayer(nn.Module):
     """LSTM; dense layer, batch norm and ReLU if there is a projection; dropout."""
 
@@ -149,12 +133,8 @@ class LSTMLayer(nn.Module):
             return x.new_zeros(x.shape[0], 0, self.out_size), num_valid, state
         before = (state.hidden[None], state.cell[None])
         if is_uniform(num_valid, x.shape[1]):
-            if x.shape[1] <= FEW_ITEMS and x.device.type == "cpu":
-                y, after = few_items(self.lstm, x, state)
-            else:
-                y, (hidden, cell) = self.lstm(x, before)
-                after = RecurrentState(hidden[0], cell[0])
-            return self._project(y, num_valid), num_valid, after
+            y, (hidden, cell) = self.lstm(x, before)
+            return self._project(y, num_valid), num_valid, RecurrentState(hidden[0], cell[0])
         lengths = num_valid.clamp(min=1).cpu()  # a packed row has at least one item; empty rows are put back below
         packed, (hidden, cell) = self.lstm(
             pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False), before

@@ -21,6 +21,7 @@ from mocha_model.language import VocabularyError, WordLanguageModel
 from mocha_model.model import SpeechModel
 from mocha_model.phrases import PHRASE_BONUS, LivePhrases, PhraseBook
 from mocha_model.pronounced import WordReader
+from mocha_model.quantized import quantized
 from mocha_model.revised import RevisedSearch
 from mocha_model.scorers import Fusion
 from mocha_model.search import GreedySearch, OfflineModelError, Symbol
@@ -121,6 +122,7 @@ class Recognizer:
         """
         self.model, self.tokenizer, self.provenance = model.eval(), tokenizer, provenance or {}
         self.config = model.config
+        self._encoder = quantized(model.encoder) if model.features.mean.device.type == "cpu" else model.encoder
         self.phrases, self.calibration, self.file_calibration = phrases, calibration, file_calibration
         self._fusion = fusion or Fusion(())
         patience = beam.patience if isinstance(beam, JointConfig) else 0
@@ -236,7 +238,7 @@ class Recognizer:
             scorers = (*scorers, self.phrases.at(unnamed if roots is None else roots))
         return RecognizerState(
             self.model.features.init_state(batch_size),
-            self.model.encoder.init_state(batch_size),
+            self._encoder.init_state(batch_size),
             self._search.init_state(batch_size, scorers),
         )
 
@@ -256,7 +258,7 @@ class Recognizer:
 
         """
         frames, num_frames, features = self.model.features.step(samples, num_valid, state.features)
-        memory, below, num_memory, encoder = self.model.encoder.step_both(frames, num_frames, state.encoder)
+        memory, below, num_memory, encoder = self._encoder.step_both(frames, num_frames, state.encoder)
         phones = {"phones": self.model.phone_log_probs(below)} if self._fusion.words else {}
         symbols, search = self._search.step(memory, self.model.ctc(memory), num_memory, state.search, **phones)
         return self._emissions(symbols, len(num_valid)), RecognizerState(features, encoder, search)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mocha_model.encoder import RecurrentState, few_items
+from mocha_model.encoder import next_state
 
 END, OTHER = 0, 1  # numbers of the end of a sentence, and of all words that have none of their own
 
@@ -55,8 +55,10 @@ class WordLSTM(nn.Module):
 
     def advance(self, state: Recalled, word: Tensor) -> Recalled:
         """After one more `word` [R] int64."""
-        before = RecurrentState(state.hidden.float(), state.cell.float())
-        _, after = few_items(self.lstm, self.vectors(word)[:, None], before)  # else kernels for each number of rows
+        weight_in, weight_hidden, bias_in, bias_hidden = self.lstm.parameters()
+        gates = torch.addmm(bias_in + bias_hidden, self.vectors(word), weight_in.t())
+        # By plain products: `lstm` would keep kernels for each number of rows.
+        after = next_state(torch.addmm(gates, state.hidden.float(), weight_hidden.t()), state.cell.float())
         return Recalled(after.hidden.half(), after.cell.half(), self.query(after.hidden).half())
 
     def log_probs(self, state: Recalled, word: Tensor) -> Tensor:

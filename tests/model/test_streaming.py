@@ -8,7 +8,7 @@ from tests.conftest import lively_recognizer
 
 from mocha_model import config as presets
 from mocha_model.emissions import Emission
-from mocha_model.encoder import LSTMLayer, RecurrentState, few_items
+from mocha_model.encoder import LSTMLayer
 from mocha_model.features import LogMel
 from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer
@@ -192,16 +192,3 @@ def test_segments_end_after_silence_and_text_goes_on(lively: Recognizer):
     frames = [e.frame for e in emissions]
     assert frames == sorted(frames), "emissions never go back in time"
     assert emissions[-1].end_of_segment
-
-
-@pytest.mark.parametrize("num_items", [1, 2, 5])
-@pytest.mark.parametrize("batch_size", [1, 7])
-def test_few_items_are_what_the_lstm_gives(batch_size: int, num_items: int):
-    torch.manual_seed(0)
-    lstm = torch.nn.LSTM(5, 6, batch_first=True).double()
-    x = torch.randn(batch_size, num_items, 5, dtype=torch.float64)
-    before = RecurrentState(*torch.randn(2, batch_size, 6, dtype=torch.float64))
-    y, after = few_items(lstm, x, before)
-    expected, (hidden, cell) = lstm(x, (before.hidden[None], before.cell[None]))
-    torch.testing.assert_close(y, expected)
-    torch.testing.assert_close((after.hidden, after.cell), (hidden[0], cell[0]))
