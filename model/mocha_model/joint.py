@@ -43,7 +43,7 @@ class JointConfig:
 
     """
 
-    width: int = 128
+    width: int = 256
     threshold: float = 12.0
     length_bonus: float = 0.0
     patience: int = 200
