@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -135,10 +136,32 @@ class QuantizedLSTMLayer(nn.Module):
         return y, num_valid, state
 
 
+class PreciseLayer(nn.Module):
+    """`layer` of a stream, in float64 and rounded after it; the same step.
+
+    The order of sums, and so the last bits, depends on the shape of a batch. Rounded to float32 from so many more bits,
+    they hardly ever do; else some would lie beside each other on both sides of where `QuantizedLinear` rounds.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer.double()
+
+    def init_state(self, batch_size: int) -> Any:
+        """That of the layer."""
+        return self.layer.init_state(batch_size)  # type: ignore[operator]
+
+    def step(self, x: Tensor, num_valid: Tensor, state: Any) -> tuple[Tensor, Tensor, Any]:
+        """As the layer does, of and to float32."""
+        y, num_valid, state = self.layer.step(x.double(), num_valid, state)  # type: ignore[operator]
+        return y.float(), num_valid, state
+
+
 @torch.no_grad()
 def quantized(encoder: Encoder) -> Encoder:
-    """A copy of `encoder` whose LSTM layers are quantised, for streaming and not for training."""
+    """A copy of `encoder` whose LSTM layers are quantised, and what is below them precise. For streaming only."""
     streaming = copy.deepcopy(encoder).eval()
+    streaming.grid = nn.ModuleList(PreciseLayer(layer) for layer in streaming.grid)
     layers = (QuantizedLSTMLayer(layer) if isinstance(layer, LSTMLayer) else layer for layer in streaming.stack)
     streaming.stack = nn.ModuleList(layers)
     return streaming
