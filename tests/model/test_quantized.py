@@ -105,22 +105,21 @@ def test_a_layer_does_nearly_what_it_stands_for(projection_size: int | None):
         assert nothing.shape == (3, 0, stream.out_size) and same is before
 
 
-def test_what_is_below_rounds_alike_in_every_company(bundled: Recognizer):
+@pytest.mark.parametrize("company", [1, 5])
+def test_what_is_below_rounds_alike_in_every_company(bundled: Recognizer, company: int):
     """Else a number on the edge of two integers is one of them in one batch and the other in another."""
     model, samples = bundled.model, sound(40_000)
-    encoder = quantized.quantized(model.encoder)
+    grid = quantized.quantized(model.encoder).grid
     with torch.inference_mode():
-        frames, num_frames = model.features(samples[None], torch.tensor([len(samples)]))
+        frames, lengths = model.features(samples[None], torch.tensor([len(samples)]))
         x = frames.reshape(*frames.shape[:2], 1, -1).transpose(2, 3)
-        alone, in_blocks = x, []
-        lengths = num_frames
-        states = [layer.init_state(5) for layer in encoder.grid]
-        for layer in encoder.grid:
-            alone, lengths, _ = layer.step(alone, lengths, layer.init_state(1))
+        whole, in_blocks, states = x, [], [layer.init_state(company) for layer in grid]
+        for layer in grid:
+            whole, lengths, _ = layer.step(whole, lengths, layer.init_state(1))
         for start in range(0, x.shape[1], 8):
-            block = x[:, start : start + 8].expand(5, -1, -1, -1)
-            valid = torch.full((5,), block.shape[1])
-            for n, layer in enumerate(encoder.grid):
+            block = x[:, start : start + 8].expand(company, -1, -1, -1)
+            valid = torch.full((company,), block.shape[1])
+            for n, layer in enumerate(grid):
                 block, valid, states[n] = layer.step(block, valid, states[n])
-            in_blocks.append(block[3, : int(valid[3])])
-    assert torch.equal(torch.cat(in_blocks), alone[0, : int(lengths[0])])
+            in_blocks.append(block[-1, : int(valid[-1])])
+    assert torch.equal(torch.cat(in_blocks), whole[0, : int(lengths[0])])
