@@ -44,7 +44,7 @@ class JointConfig:
     """
 
     width: int = 256
-    threshold: float = 12.0
+    threshold: float = 20.0
     length_bonus: float = 0.0
     patience: int = 200
     caution: float = math.inf

@@ -24,7 +24,9 @@ from mocha_model.prefix_tree import prefix_tree
 from mocha_model.pronounced import Lexicon
 from mocha_model.streaming import gather_rows, map_state, scatter_rows
 from mocha_model.tokenizer import Tokenizer
+from mocha_model.word_counts import Table, WordCounts
 from mocha_model.word_lstm import END, OTHER, Recalled, WordLSTM
+from mocha_model.word_ranges import WordRanges
 
 LEAST = -30.0  # logarithm that stands for what cannot be
 SURELY = 0.05  # an LSTM that is surer of the end of a sentence is taken to leave this to words
@@ -37,35 +39,6 @@ class LanguageModelError(ValueError):
 
 class VocabularyError(LanguageModelError):
     """A language model of other symbols than the recogniser's."""
-
-
-@dataclass(frozen=True)
-class WordCounts:
-    """What is counted, and most of what a file holds: probability masses of n-grams of V words.
-
-    Word numbers: 0 ... V - 1 alphabetically by their ids of characters, then V, the end of a sentence, and V + 1, its
-    beginning (only in contexts). A mass is what an n-gram has itself, without its share of shorter ones.
-
-    Attributes:
-        words: the vocabulary, in order.
-        unigrams: [V + 1] float32 masses; what they lack of 1 belongs to unknown words.
-        bigrams, trigrams: keys [N] int64, rising, ``context * (V + 2) + word``, and masses [N] float32.
-        pairs: [C] int64, rising, ``first * (V + 2) + second``: what each context of `trigrams` is. The context of a
-            bigram is a word.
-        spelling: [S, S] float32, log-probability of a character (column) after another (row); the blank stands for
-            the end of a word, the space for its beginning.
-        characters: [S] float32, log-probability of each character that words are written with, and of the space, in the
-            text; 0 for other symbols.
-
-    """
-
-    words: tuple[str, ...]
-    unigrams: NDArray[np.float32]
-    bigrams: tuple[NDArray[np.int64], NDArray[np.float32]]
-    trigrams: tuple[NDArray[np.int64], NDArray[np.float32]]
-    pairs: NDArray[np.int64]
-    spelling: NDArray[np.float32]
-    characters: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -91,6 +64,8 @@ class LanguageState:
         node: int64, what is written of the present word.
         previous: int64, the word before it. context: int64, that and the one before, as a context of trigrams.
         last: int64, the symbol before. spelled: float32, log-probability of what is written as an unknown word.
+        mass: float32, log-probability of all words that begin with what is written. rare: float32, how many times as
+            probable as by their frequency the words are that the LSTM does not sum; 0 where there is none.
         next_scores: [B, S] float32.
         recalled: of the LSTM after the last complete word; nothing where there is none.
 
@@ -101,22 +76,10 @@ class LanguageState:
     context: Tensor
     last: Tensor
     spelled: Tensor
+    mass: Tensor
+    rare: Tensor
     next_scores: Tensor
     recalled: Recalled | tuple[()]
-
-
-class _Table:
-    """N-grams of one length: how much of the words below a number their own masses are, after a context."""
-
-    def __init__(self, keys: NDArray[np.int64], masses: NDArray[np.float32], num_contexts: int, stride: int) -> None:
-        self._keys, self._stride = torch.from_numpy(keys), stride
-        self._below = torch.from_numpy(np.concatenate([[0.0], np.cumsum(masses, dtype=np.float64)]))
-        first = np.searchsorted(keys, np.arange(num_contexts + 2) * stride)
-        self.rest = (1 - self._below[first].diff()).clamp(min=1e-6)  # [contexts + 1], 1 for the unknown one
-
-    def below(self, context: Tensor, words: Tensor) -> Tensor:
-        """[R, K] float64 for `context` [R] and `words` [R, K]; only differences within a row mean anything."""
-        return self._below[torch.searchsorted(self._keys, context[:, None] * self._stride + words)]
 
 
 class WordLanguageModel:
@@ -140,13 +103,15 @@ class WordLanguageModel:
         self._end, self._start, self._unknown = num_words, num_words + 1, num_words + 2
         self._stride, self._no_context = stride, num_pairs
         self._unigrams = torch.from_numpy(np.concatenate([[0.0], np.cumsum(counts.unigrams, dtype=np.float64)]))
-        self._bigrams = _Table(*counts.bigrams, stride, stride)
-        self._trigrams = _Table(*counts.trigrams, num_pairs, stride)
+        self._bigrams = Table(*counts.bigrams, stride, stride)
+        self._trigrams = Table(*counts.trigrams, num_pairs, stride)
         self._pairs = torch.from_numpy(np.append(counts.pairs, np.iinfo(np.int64).max))  # and one after all others
         self._spelling = torch.from_numpy(counts.spelling)
         self._recurrent_number = torch.full((num_words + 3,), OTHER)  # of each word, the unknown one included
         if recurrent:
             self._recurrent_number[recurrent.words] = torch.arange(len(recurrent.words)) + OTHER + 1
+            own = (torch.from_numpy(recurrent.words), torch.from_numpy(counts.unigrams[:-1]))
+            self._ranges = WordRanges(recurrent.lstm, *own)
         spelled = [tokenizer.encode(word) for word in counts.words]
         self._children, self._bounds = prefix_tree(spelled, tokenizer.vocab_size)
 
@@ -199,7 +164,8 @@ class WordLanguageModel:
         begin = self._after(zeros + self._start, zeros + self._start)
         recalled = self.recurrent.lstm.init_state(batch_size) if self.recurrent else ()
         words = (zeros, zeros + self._start, begin, zeros + self._space)
-        return _to(device, self._with_scores(LanguageState(*words, zeros.float(), zeros[:, None], recalled)))
+        nothing = (zeros.float(), zeros.float(), zeros.float(), zeros[:, None])
+        return _to(device, self._with_scores(LanguageState(*words, *nothing, recalled)))
 
     def scores(self, state: LanguageState) -> Tensor:
         """Log-probabilities of the next character, [B, S] float32."""
@@ -221,7 +187,8 @@ class WordLanguageModel:
         node = torch.where(ends, 0, self._children[state.node, token].long())
         spelled = torch.where(ends, 0.0, state.spelled + self._spelling[state.last, token])
         recalled = self._recall(state.recalled, complete.nonzero()[:, 0], word)
-        new = LanguageState(node, previous, context, token, spelled, state.next_scores, recalled)
+        mass = state.mass + state.next_scores.gather(1, token[:, None])[:, 0]
+        new = LanguageState(node, previous, context, token, spelled, mass, state.rare, state.next_scores, recalled)
         return _to(device, self._with_scores(new))
 
     def _recall(self, before: Recalled | tuple[()], rows: Tensor, word: Tensor) -> Recalled | tuple[()]:
@@ -239,19 +206,37 @@ class WordLanguageModel:
         below, rest = self._below(state.previous, state.context, bounds)
         known = below.diff(dim=1).clamp(min=0)  # [B, S]; the blank is the word that ends here
         unknown = (rest + state.spelled).exp()[:, None] * self._spelling[state.last].exp()
-        both = known + unknown
-        scores = (both / both.sum(1, keepdim=True).clamp(min=torch.finfo(both.dtype).tiny)).log()
-        word = self._word(state.node)
-        begins = state.last == self._space
+        word, begins = self._word(state.node), state.last == self._space
+        mass = torch.where(begins, (known + unknown).sum(1).log().float(), state.mass)
+        state, expected = self._expected(state, begins, known, bounds)
+        scores = (expected + unknown).log() - mass[:, None]
         ended = self._end_of_sentence(
             torch.where(begins, state.previous, word),
             torch.where(begins, state.context, self._after(state.previous, word)),
         )
-        completes = both[:, Tokenizer.blank_id] + self._gained(state, word, known[:, Tokenizer.blank_id])
-        finish = torch.where(begins, 0.0, (completes / both.sum(1)).log())
+        blank = known[:, Tokenizer.blank_id]
+        completes = blank + unknown[:, Tokenizer.blank_id] + self._gained(state, word, blank)
+        finish = torch.where(begins, 0.0, completes.log() - mass)
         scores[:, Tokenizer.eos_id] = finish + ended.log()
         scores[:, self._space] = torch.where(begins, -torch.inf, finish + torch.log1p(-ended))
-        return replace(state, next_scores=scores.clamp(min=LEAST).float())
+        return replace(state, mass=mass, next_scores=scores.clamp(min=LEAST).float())
+
+    def _expected(
+        self, state: LanguageState, begins: Tensor, known: Tensor, bounds: Tensor
+    ) -> tuple[LanguageState, Tensor]:
+        """Masses [B, S] by the mixture of words between `bounds` [B, S + 1], whose masses by the counts are `known`.
+
+        And `state` with its `rare`, in rows [B] where a word `begins`.
+        """
+        if self.recurrent is None or not isinstance(state.recalled, Recalled):
+            return state, known
+        goes_on = 1 - self._end_of_sentence(state.previous, state.context)
+        ends = self.recurrent.lstm.log_probs(state.recalled, torch.full_like(state.node, END)).double().exp()
+        summed = (goes_on / (1 - ends).clamp(min=SURELY))[:, None] * self._ranges.masses(state.recalled, bounds)
+        left = (goes_on - summed.sum(1)).clamp(min=SURELY) / self._ranges.share_of_rare
+        state = replace(state, rare=torch.where(begins, left.float(), state.rare))
+        expected = summed + state.rare[:, None] * known * self._ranges.rare(bounds)
+        return state, torch.lerp(known, expected, self.recurrent.share)
 
     def _gained(self, state: LanguageState, word: Tensor, counted: Tensor) -> Tensor | float:
         """How much more probable `word` [B] is by the mixture than by the counts, by which it is `counted` [B].

@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from mocha_model import word_ranges
 from mocha_model.language import LanguageModelError, Recurrent, WordLanguageModel
 from mocha_model.tokenizer import Tokenizer
 from mocha_model.word_lstm import END, OTHER, Recalled, WordLSTM
@@ -133,6 +134,40 @@ def test_words_have_the_probabilities_of_the_mixture(
         assert log_prob(model, tokenizer, before, word) == pytest.approx(math.log(expected), abs=1e-2), word
         total += mixture
     assert total == pytest.approx(goes_on, abs=0.1)
+
+
+@pytest.mark.parametrize("most", [2, 3000])
+def test_beginnings_of_words_have_the_probabilities_of_the_mixture(
+    tokenizer: Tokenizer, trained: tuple[WordLSTM, list[str]], monkeypatch: pytest.MonkeyPatch, most: int
+):
+    """Those of the words that begin so; what is not summed is shared out as by the counts."""
+    monkeypatch.setattr(word_ranges, "MOST", most)
+    share, said = 0.4, ["she", "was", "seen"]
+    model = in_mixture(tokenizer, trained, share)
+    state = model.init_state(1, CPU)
+    for token in tokenizer.encode("she was seen "):
+        state = model.advance(state, torch.tensor([token]))
+    assert isinstance(state.recalled, Recalled)
+    lstm, known = trained[0], model.counts.words
+    number = {word: n for n, word in enumerate(trained[1], OTHER + 1)}
+    by_lstm = lstm.log_probs(state.recalled, torch.arange(len(number) + 2)).exp().tolist()
+    goes_on = 1 - by_counts(model, said, len(known))[0]
+    counted = {word: by_counts(model, said, n)[0] for n, word in enumerate(known)}
+    summed = {word: goes_on * by_lstm[number[word]] / (1 - by_lstm[END]) for word in trained[1][:most]}
+    unigrams = dict(zip(known, model.counts.unigrams[:-1].tolist(), strict=True))
+    rare = max(1e-6, 1 - sum(unigrams[word] for word in summed) / sum(unigrams.values()))
+    left = max(0.05, goes_on - sum(summed.values())) / rare
+    for letter in "hstwz":
+        words = [word for word in known if word.startswith(letter)]
+        others = 1 - sum(unigrams[w] for w in words if w in summed) / max(1e-12, sum(unigrams[w] for w in words))
+        by_counting = sum(counted[word] for word in words)
+        expected = sum(summed.get(word, 0.0) for word in words) + left * others * by_counting
+        spelled = by_counts(model, said, 0)[1] * math.exp(
+            model.counts.spelling[tokenizer.space_id, tokenizer.encode(letter)[0]]
+        )
+        mixture = ((1 - share) * by_counting + share * expected + spelled) / goes_on
+        found = float(model.scores(state)[0, tokenizer.encode(letter)[0]])
+        assert found == pytest.approx(math.log(mixture), abs=2e-2), letter
 
 
 def test_rows_do_not_mind_each_other(tokenizer: Tokenizer, trained: tuple[WordLSTM, list[str]]):

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mocha_model.language import LEAST, Recurrent, WordCounts, WordLanguageModel
+from mocha_model.language import LEAST, Recurrent, WordLanguageModel
 from mocha_model.pronunciation import pronounce
 from mocha_model.tokenizer import Tokenizer, normalize_text
+from mocha_model.word_counts import WordCounts
 from mocha_model.word_lstm import WordLSTM
 
 BATCH = 256  # sentences measured together
