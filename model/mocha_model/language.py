@@ -3,8 +3,9 @@
 Probabilities of words are modified Kneser-Ney estimates over the two words before (Chen & Goodman 1999, section 3).
 Words are numbered alphabetically, so all that begin with what is written so far are a range, and so are those of them
 that go on with a given character: the probability of a character is that of a range by that of another, exactly, with
-nothing to be guessed until a word is complete. Words outside the vocabulary are spelled by pairs of characters, at the
-price of an unknown word. Knows nothing of attention or audio.
+nothing to be guessed until a word is complete. An LSTM over all words before may be mixed with them (`word_ranges`).
+Words outside the vocabulary are spelled by pairs of characters, at the price of an unknown word. Knows nothing of
+attention or audio.
 """
 
 import json
