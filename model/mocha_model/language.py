@@ -31,6 +31,7 @@ from mocha_model.word_ranges import WordRanges
 
 LEAST = -30.0  # logarithm that stands for what cannot be
 SURELY = 0.05  # an LSTM that is surer of the end of a sentence is taken to leave this to words
+UNSUMMED = 0.05  # the least that is left to words that are not summed
 LSTM_PREFIX = "recurrent.lstm."  # of its weights in a file
 
 
@@ -111,8 +112,8 @@ class WordLanguageModel:
         self._recurrent_number = torch.full((num_words + 3,), OTHER)  # of each word, the unknown one included
         if recurrent:
             self._recurrent_number[recurrent.words] = torch.arange(len(recurrent.words)) + OTHER + 1
-            own = (torch.from_numpy(recurrent.words), torch.from_numpy(counts.unigrams[:-1]))
-            self._ranges = WordRanges(recurrent.lstm, *own)
+            own = torch.from_numpy(recurrent.words)
+            self._ranges = WordRanges(recurrent.lstm, own, self._unigrams[: num_words + 1])
         spelled = [tokenizer.encode(word) for word in counts.words]
         self._children, self._bounds = prefix_tree(spelled, tokenizer.vocab_size)
 
@@ -209,51 +210,43 @@ class WordLanguageModel:
         unknown = (rest + state.spelled).exp()[:, None] * self._spelling[state.last].exp()
         word, begins = self._word(state.node), state.last == self._space
         mass = torch.where(begins, (known + unknown).sum(1).log().float(), state.mass)
-        state, expected = self._expected(state, begins, known, bounds)
+        state, expected, completes = self._mixed(state, begins, known, bounds)
         scores = (expected + unknown).log() - mass[:, None]
         ended = self._end_of_sentence(
             torch.where(begins, state.previous, word),
             torch.where(begins, state.context, self._after(state.previous, word)),
         )
-        blank = known[:, Tokenizer.blank_id]
-        completes = blank + unknown[:, Tokenizer.blank_id] + self._gained(state, word, blank)
-        finish = torch.where(begins, 0.0, completes.log() - mass)
+        finish = torch.where(begins, 0.0, (completes + unknown[:, Tokenizer.blank_id]).log() - mass)
         scores[:, Tokenizer.eos_id] = finish + ended.log()
         scores[:, self._space] = torch.where(begins, -torch.inf, finish + torch.log1p(-ended))
         return replace(state, mass=mass, next_scores=scores.clamp(min=LEAST).float())
 
-    def _expected(
+    def _mixed(
         self, state: LanguageState, begins: Tensor, known: Tensor, bounds: Tensor
-    ) -> tuple[LanguageState, Tensor]:
-        """Masses [B, S] by the mixture of words between `bounds` [B, S + 1], whose masses by the counts are `known`.
+    ) -> tuple[LanguageState, Tensor, Tensor]:
+        """Masses by the mixture of words between `bounds` [B, S + 1], whose masses by the counts are `known` [B, S].
 
-        And `state` with its `rare`, in rows [B] where a word `begins`.
+        Returns `state`, with its `rare` in rows [B] where a word `begins`; the masses [B, S] as far as words are
+        summed; and that of the word that ends here [B], which is exact. Whether the sentence ends is for the counts to
+        say: the LSTM is asked which word follows if it does not. Complete words that it has no number for keep what
+        they have.
         """
+        complete = known[:, Tokenizer.blank_id]
         if self.recurrent is None or not isinstance(state.recalled, Recalled):
-            return state, known
+            return state, known, complete
+        lstm, share, recalled = self.recurrent.lstm, self.recurrent.share, state.recalled
         goes_on = 1 - self._end_of_sentence(state.previous, state.context)
-        ends = self.recurrent.lstm.log_probs(state.recalled, torch.full_like(state.node, END)).double().exp()
-        summed = (goes_on / (1 - ends).clamp(min=SURELY))[:, None] * self._ranges.masses(state.recalled, bounds)
-        left = (goes_on - summed.sum(1)).clamp(min=SURELY) / self._ranges.share_of_rare
+        ends = lstm.log_probs(recalled, torch.full_like(state.node, END)).double().exp()
+        factor = goes_on / (1 - ends).clamp(min=SURELY)  # of the LSTM's probabilities
+        summed = factor[:, None] * self._ranges.masses(recalled, bounds)
+        left = (goes_on - summed.sum(1)).clamp(min=UNSUMMED) / self._ranges.share_of_rare
         state = replace(state, rare=torch.where(begins, left.float(), state.rare))
-        expected = summed + state.rare[:, None] * known * self._ranges.rare(bounds)
-        return state, torch.lerp(known, expected, self.recurrent.share)
-
-    def _gained(self, state: LanguageState, word: Tensor, counted: Tensor) -> Tensor | float:
-        """How much more probable `word` [B] is by the mixture than by the counts, by which it is `counted` [B].
-
-        Whether the sentence ends is for the counts to say: the LSTM is asked which word follows if it does not. Words
-        that it has no number for keep what they have.
-        """
-        if self.recurrent is None or not isinstance(state.recalled, Recalled):
-            return 0.0
-        number, gained = self._recurrent_number[word], torch.zeros_like(counted)
+        expected = torch.lerp(known, summed + state.rare[:, None] * known * self._ranges.rare(bounds), share)
+        number = self._recurrent_number[self._word(state.node)]
         rows = (number > OTHER).nonzero()[:, 0]
-        recalled, asked = gather_rows(state.recalled, rows), (number[rows], torch.full_like(rows, END))
-        p, ends = (self.recurrent.lstm.log_probs(recalled, n).double().exp() for n in asked)
-        goes_on = 1 - self._end_of_sentence(state.previous[rows], state.context[rows])
-        p = goes_on * (p / (1 - ends).clamp(min=SURELY)).clamp(max=1)
-        return gained.index_copy(0, rows, self.recurrent.share * (p - counted[rows]))
+        p = lstm.log_probs(gather_rows(recalled, rows), number[rows]).double().exp() * factor[rows]
+        own = torch.lerp(complete[rows], torch.minimum(p, goes_on[rows]), share)
+        return state, expected, complete.index_copy(0, rows, own)
 
     def _word(self, node: Tensor) -> Tensor:
         """The word [B] that is complete at `node`."""

@@ -18,19 +18,19 @@ MANY = 24  # from so many words on that begin alike, all are scored and not only
 class WordRanges:
     """Of an LSTM's most frequent words, in the order of the counts' numbers, in which those that begin alike follow."""
 
-    def __init__(self, lstm: WordLSTM, words: Tensor, unigrams: Tensor) -> None:
-        """`words` [N - 2] are the counts' numbers of the LSTM's, most frequent first; `unigrams` [V] are their masses.
+    def __init__(self, lstm: WordLSTM, words: Tensor, below: Tensor) -> None:
+        """`words` [N - 2] are the counts' numbers of the LSTM's, most frequent first (see `language.Recurrent`).
 
-        Both as of `language.Recurrent` and `language.WordCounts`.
+        `below` [V + 1] float64 are how frequent the words below each number are together.
         """
         numbers, order = words[:MOST].sort()
         index = order + OTHER + 1
         self._vectors, self._bias = lstm.vectors.weight[index].detach(), lstm.bias[index].detach()
         self._all = QuantizedLinear(self._vectors, self._bias)
-        self._place = torch.searchsorted(numbers, torch.arange(len(unigrams) + 1))  # how many are below each number
-        rare = unigrams.double().index_fill(0, numbers, 0.0)
-        self._below, self._rare_below = (nn.functional.pad(x.cumsum(0), (1, 0)) for x in (unigrams.double(), rare))
-        self.share_of_rare = max(1e-6, float(self._rare_below[-1] / self._below[-1]))
+        self._place = torch.searchsorted(numbers, torch.arange(len(below)))  # how many are below each number
+        self._below = below
+        self._rare_below = nn.functional.pad(below.diff().index_fill(0, numbers, 0.0).cumsum(0), (1, 0))
+        self.share_of_rare = max(1e-6, float(self._rare_below[-1] / below[-1]))
 
     def rare(self, bounds: Tensor) -> Tensor:
         """What share [R, S] of the words between `bounds` [R, S + 1] is not summed, by how frequent they are."""

@@ -33,6 +33,10 @@ def read(lstm: WordLSTM, rows: int) -> Recalled:
     return state
 
 
+def below(unigrams: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(unigrams.double().cumsum(0), (1, 0))
+
+
 BOUNDS = torch.tensor([[0, 5, 5, 30, 60], [10, 10, 11, 12, 13], [20, 29, 33, 40, 41], [0, 0, 0, 0, 0]])
 
 
@@ -44,7 +48,7 @@ def test_masses_are_sums_over_words(
     monkeypatch.setattr(word_ranges, "MANY", many)
     monkeypatch.setattr(word_ranges, "MOST", most)
     unigrams = torch.rand(NUM_WORDS) / NUM_WORDS
-    ranges, state = WordRanges(lstm, numbers, unigrams), read(lstm, len(BOUNDS))
+    ranges, state = WordRanges(lstm, numbers, below(unigrams)), read(lstm, len(BOUNDS))
     found, rare = ranges.masses(state, BOUNDS), ranges.rare(BOUNDS)
     summed = numbers[:most]
     for row, bounds in enumerate(BOUNDS.tolist()):
@@ -62,7 +66,8 @@ def test_masses_are_sums_over_words(
 
 def test_a_row_does_not_mind_the_others(lstm: WordLSTM, numbers: torch.Tensor, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(word_ranges, "MANY", 8)
-    ranges, state = WordRanges(lstm, numbers, torch.full((NUM_WORDS,), 1 / NUM_WORDS)), read(lstm, len(BOUNDS))
+    unigrams = torch.full((NUM_WORDS,), 1 / NUM_WORDS)
+    ranges, state = WordRanges(lstm, numbers, below(unigrams)), read(lstm, len(BOUNDS))
     together = ranges.masses(state, BOUNDS)
     for row in range(len(BOUNDS)):
         alone = Recalled(*(x[row : row + 1] for x in vars(state).values()))
