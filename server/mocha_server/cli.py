@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from mocha_model.allocator import keep_memory
 from mocha_model.checkpoint import CheckpointError
 from mocha_model.language import LanguageModelError
 from mocha_model.recognizer import Recognizer
@@ -111,6 +112,7 @@ def transcribe(
     ] = FILE_BEAM,
 ) -> None:
     """Transcribe files on this machine, without a server. With json, one object per file and line."""
+    keep_memory()
     failed = False
     try:
         recognizer = Recognizer.load(model)

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from mocha_model.allocator import keep_memory
 from mocha_model.emissions import Emission
 from mocha_model.recognizer import Recognizer
 from mocha_server.audio import Samples
 from mocha_server.engine import Engine, Limits
-from mocha_server.serving import keep_memory
 from mocha_server.settings import Settings
 from mocha_server.stream import EngineError, Stream
 

@@ -3,18 +3,17 @@
 No routes, no model.
 """
 
-import ctypes
 import socket
 
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from mocha_model.allocator import keep_memory
 from mocha_server.workers import Handed, Workers
 
 READ_AHEAD = 4  # messages a connection may have waiting before its socket is left unread
 BACKLOG = 2048
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's mallopt
 
 
 class ReadAhead(WebSocketsSansIOProtocol):
@@ -61,17 +60,3 @@ def run(app: FastAPI, host: str, port: int, workers: int) -> None:
         server(app).run([handed])
 
     Workers(workers, listener, serve).run()
-
-
-def keep_memory() -> None:
-    """Tell glibc to keep what is freed: giving it back and asking again costs a fifth of each model step.
-
-    All threads share one heap, since only the first heap of a process is kept: others lose what is free at their ends.
-    """
-    try:
-        libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
-        libc.mallopt(M_TRIM_THRESHOLD, -1)
-        libc.mallopt(M_ARENA_MAX, 1)
-    except (OSError, AttributeError):  # another C library
-        return

@@ -29,10 +29,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from mocha_model.allocator import keep_memory
 from mocha_model.attention import Attention, Memory
 from mocha_model.config import AttentionConfig, small
 from mocha_model.decoder import Decoder
-from mocha_server.serving import keep_memory
 
 matplotlib.use("Agg")
 from matplotlib.figure import Figure

@@ -22,12 +22,12 @@ import torch
 from numpy.typing import NDArray
 from pocketsphinx import Decoder
 
+from mocha_model.allocator import keep_memory
 from mocha_model.emissions import text_of
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import normalize_text
 from mocha_server.app import FILES_AT_ONCE
 from mocha_server.engine import Engine, Limits
-from mocha_server.serving import keep_memory
 from mocha_server.settings import FILE_BEAM, Settings
 from mocha_training.data import load_corpus
 

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from mocha_model.allocator import keep_memory
 from mocha_model.checkpoint import Checkpoint, CheckpointError, calibrate_checkpoint, load_checkpoint
 from mocha_model.joint import JointConfig
 from mocha_model.language import LanguageModelError, WordLanguageModel
@@ -29,7 +30,7 @@ from mocha_training.average import average_checkpoints
 from mocha_training.beginnings import first_model, refuse_without_model, started
 from mocha_training.config import Preset, TrainConfig
 from mocha_training.data import Corpus, CorpusError, decode_audio, find_manifest, load_corpus, trainable
-from mocha_training.evaluate import Beam, Decoding, Result, evaluate_corpus, transcribe_corpus
+from mocha_training.evaluate import Beam, Decoding, evaluate_corpus, transcribe_corpus, write_hypotheses
 from mocha_training.splicing import SplicePoint, kept_splice_points
 from mocha_training.trainer import Trainer
 from mocha_training.voices import Program, SynthesisError
@@ -100,6 +101,7 @@ def train(
     changes: dict[str, Any] = {"max_minutes": max_minutes, "steps": steps, "seed": seed, "preset": preset}
     changes |= {"learning_rate": learning_rate, "ctc_only": 1.0 if ctc_only else None, "hop_samples": hop_samples}
     device = _joined(device)
+    keep_memory()
     try:
         config = _configured(recipe, changes)
         if init is None and not (out / "last.pt").is_file():
@@ -194,6 +196,7 @@ def evaluate(
 ) -> None:
     """WER, CER, CTC branch, emission latency against a CTC forced alignment, token counts and real-time factor."""
     torch.set_num_threads(threads)
+    keep_memory()
     options = {"threshold": threshold, "length_bonus": length_bonus, "patience": patience, "caution": caution}
     options |= {"selection_weight": selection_weight, "lm_weight": lm_weight}
     options |= {"prior_weight": prior_weight, "phone_weight": phone_weight}
@@ -213,16 +216,11 @@ def evaluate(
     except (*UNREADABLE, searches.OptionError, phones.PhoneError, OfflineModelError) as error:
         raise _fail(error) from error
     if hypotheses is not None:
-        _write_hypotheses(hypotheses, results)
+        write_hypotheses(hypotheses, results)
     if as_json:
         sys.stdout.write(json.dumps(report) + "\n")
     else:
         _print_report(report)
-
-
-def _write_hypotheses(path: Path, results: list[Result]) -> None:
-    rows = [{"key": r.key, "reference": r.reference, "hypothesis": r.hypothesis, "ctc": r.ctc} for r in results]
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
 def _print_report(report: dict[str, Any]) -> None:

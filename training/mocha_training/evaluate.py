@@ -1,9 +1,11 @@
 """Measures a recogniser on a corpus: WER, CER, CTC branch, emission latency, token counts, speed. No training."""
 
+import json
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import jiwer
@@ -194,3 +196,9 @@ def evaluate_corpus(
         "by_corpus": {name: summarize([r for r in results if r.corpus == name], fold) for name in names},
     }
     return report, results
+
+
+def write_hypotheses(path: Path, results: list[Result]) -> None:
+    """What was said and what was read of each utterance, as JSON lines."""
+    rows = [{"key": r.key, "reference": r.reference, "hypothesis": r.hypothesis, "ctc": r.ctc} for r in results]
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
