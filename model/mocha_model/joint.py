@@ -240,43 +240,39 @@ class JointSearch(WideSearch):
         first = torch.arange(len(index), device=index.device)[:, None] * width
         source = (first + torch.where(index >= width, (index - width) // vocab, index)).flatten()
         token = ((index - width) % vocab).flatten()
-        stayed: Prefixes = gather_rows(h, source)
-        times = replace(stayed, p=before.p[source], frames=before.frames[source])
+        new: Prefixes = replace(gather_rows(h, source), score=score)  # a copy, changed in place
+        if not len(at := grows.nonzero()[:, 0]):
+            return new
+        own, symbol, now = source[at], token[at], frames[at]
+        shorter: Prefixes = gather_rows(new, at)
+        times = replace(shorter, p=before.p[own], frames=before.frames[own])
         longer = replace(
-            append(times, token, frames=frames, p=heard[source // width, token]),
-            last_emission=frames,
-            blank=torch.full_like(stayed.blank, -torch.inf),
-            label=written[source, token],
-            added=added[source, token],
-            name=stayed.name * 1_000_003 + token,
-            stem=stayed.name,
+            append(times, symbol, frames=now, p=heard[own // width, symbol]),
+            scorers=self.fusion.advance(shorter.scorers, symbol),
+            last_emission=now,
+            blank=torch.full_like(shorter.blank, -torch.inf),
+            label=written[own, symbol],
+            added=added[own, symbol],
+            name=shorter.name * 1_000_003 + symbol,
+            stem=shorter.name,
         )
-        new: Prefixes = where_rows(grows, longer, stayed)
-        at = grows.nonzero()[:, 0]
-        # Into `stayed`, which is a copy: `where_rows` has left what is the same in both.
-        unwritten = gather_rows(stayed.scorers, at)
-        scorers = self.fusion.advance(unwritten, token[at])
-        scatter_rows(new.scorers, at, scorers)
-        new = replace(new, score=score)
-        return self._sounded(new, at, unwritten, scorers, keys) if self.fusion.words and len(at) else new
+        scatter_rows(new, at, self._sounded(longer, shorter, keys, at // width) if self.fusion.words else longer)
+        return new
 
-    def _sounded(
-        self, h: Prefixes, at: Tensor, before: tuple[Any, ...], after: tuple[Any, ...], keys: Tensor
-    ) -> Prefixes:
-        """`h` [B W, ...] with what prefixes `at` [R] gain by how their words sound.
+    def _sounded(self, longer: Prefixes, shorter: Prefixes, keys: Tensor, stream: Tensor) -> Prefixes:
+        """Prefixes [R, ...] of `stream` [R], `longer` by a symbol than `shorter`, with what they gain by their sounds.
 
-        Scorers are `before` and `after` the newest symbol, [R, ...]; the sounds of `h` are changed in place.
+        The sounds of `longer` are changed in place.
         """
         words, language = _asked(self.fusion)
-        gain = torch.where(language.astray(after[0]), ASTRAY, h.added.new_zeros(len(at)))
-        ends = language.completed(before[0], after[0]).nonzero()[:, 0]
-        if len(ends):
-            rows = at[ends]
-            word, now = after[0].previous[ends], h.last_emission[rows]
-            read = (gather_rows(h.sounds, rows), word, keys[:, -REACH:], rows // self.width, now)
-            sounds, gain[ends] = words.read(*read, self._phrases(after, ends))
-            scatter_rows(h.sounds, rows, sounds)
-        return replace(h, added=h.added.index_add(0, at, gain), score=h.score.index_add(0, at, gain))
+        before, after = shorter.scorers[0], longer.scorers[0]
+        gain = torch.where(language.astray(after), ASTRAY, torch.zeros_like(longer.added))
+        if len(ends := language.completed(before, after).nonzero()[:, 0]):
+            read = (gather_rows(longer.sounds, ends), after.previous[ends], keys[:, -REACH:], stream[ends])
+            named = self._phrases(longer.scorers, ends)
+            sounds, gain[ends] = words.read(*read, longer.last_emission[ends], named)
+            scatter_rows(longer.sounds, ends, sounds)
+        return replace(longer, added=longer.added + gain, score=longer.score + gain)
 
     def _phrases(self, scorers: tuple[Any, ...], rows: Tensor | None = None, ended: bool = True) -> Tensor | None:
         """See `PhraseBook.sounds`; of all rows, or of `rows` [K]."""

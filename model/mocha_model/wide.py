@@ -256,22 +256,26 @@ class WideSearch(ABC):
         suffix has no room for what a frame, or `room` symbols, may add.
         """
         h = state.hypotheses
-        best = best_of(h.score)
-        place = torch.arange(MAX_UNSTABLE, device=best.device)
-        lead = h.tokens.gather(1, best[:, None, None].expand(-1, 1, MAX_UNSTABLE))  # [B, 1, L]
-        written = place < h.length[..., None]
-        shared = (h.tokens == lead) & written
-        same = shared.int().cumprod(2).sum(2)  # [B, W] symbols from the first on that are the best one's
         kept = h.score > -torch.inf
-        room = max(room, self.config.max_emissions_per_frame)
         longest = h.length.masked_fill(~kept, 0).amax(1)
+        count = int(longest.max()) if len(longest) else 0  # L below: symbols that any of them has
+        if not count:
+            return state
+        best = best_of(h.score)
+        place, tokens = torch.arange(count, device=best.device), h.tokens[..., :count]
+        lead = tokens.gather(1, best[:, None, None].expand(-1, 1, count))  # [B, 1, L]
+        written = place < h.length[..., None]
+        shared = (tokens == lead) & written
+        same = shared.int().cumprod(2).sum(2)  # [B, W] symbols from the first on that are the best one's
+        room = max(room, self.config.max_emissions_per_frame)
         overdue = place <= (longest + room - MAX_UNSTABLE)[:, None, None]
         if self.patience is not None:
-            overdue = overdue | (h.frames <= (state.num_frames - 1 - self.patience)[:, None, None])
+            overdue = overdue | (h.frames[..., :count] <= (state.num_frames - 1 - self.patience)[:, None, None])
         due = (overdue & written).int().cumprod(2).sum(2)  # [B, W] symbols that cannot wait
         alive = kept & (due == due.gather(1, best[:, None])) & (same >= due)
         if self.patience is not None and self.caution < math.inf:
-            alive &= same >= self._likely(h.score.masked_fill(~alive, -torch.inf), same, h, best, state.num_frames - 1)
+            score = h.score.masked_fill(~alive, -torch.inf)
+            alive &= same >= self._likely(score, same, h, best, state.num_frames - 1, count)
         h = replace(h, score=h.score.masked_fill(~alive, -torch.inf))
         agreed = (shared | ~alive[..., None]).all(1).int().cumprod(1).sum(1) * real  # [B]
         if not agreed.any():
@@ -282,18 +286,18 @@ class WideSearch(ABC):
         left = forget_first(state.hypotheses, agreed)  # what comes next comes no earlier than what was told
         return replace(state, hypotheses=replace(left, frames=torch.maximum(left.frames, told[:, None, None])))
 
-    def _likely(self, score: Tensor, same: Tensor, h: Any, best: Tensor, now: Tensor) -> Tensor:
+    def _likely(self, score: Tensor, same: Tensor, h: Any, best: Tensor, now: Tensor, longest: int) -> Tensor:
         """How many symbols [B, 1] of the `best` [B] hypotheses are likely enough to be told at frames `now` [B].
 
         One that may wait for n more frames has to be shared by hypotheses that have all but exp(-caution n) of the
-        probability, as `score` [B, W] distributes it; `same` [B, W] is how many symbols each shares with the best.
+        probability, as `score` [B, W] distributes it; `same` [B, W] is how many symbols each shares with the best, and
+        none has more than `longest`.
         """
         share = score.softmax(1)
-        nothing = share.new_zeros(len(best), MAX_UNSTABLE + 1)
+        nothing = share.new_zeros(len(best), longest + 1)
         without = nothing.scatter_add(1, same, share).cumsum(1)[:, :-1]  # [B, L] what those have that lack each symbol
-        row = torch.arange(len(best), device=best.device)
-        left = h.frames[row, best] + self.patience - now[:, None]  # [B, L]
-        place = torch.arange(MAX_UNSTABLE, device=best.device)
+        row, place = torch.arange(len(best), device=best.device), torch.arange(longest, device=best.device)
+        left = h.frames[row, best, :longest] + self.patience - now[:, None]  # [B, L]
         sure = (without < torch.exp(-self.caution * left)) & (place < h.length[row, best, None])
         count: Tensor = sure.int().cumprod(1).sum(1, keepdim=True)
         return count
