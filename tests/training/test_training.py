@@ -24,7 +24,7 @@ from mocha_model.config import SearchConfig, small, tiny
 from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
-from mocha_training import cli, data, losses, splicing
+from mocha_training import cli, data, losses, path, splicing
 from mocha_training.augment import AugmentConfig, Augmenter
 from mocha_training.average import average_checkpoints
 from mocha_training.batches import EpochBatches
@@ -33,6 +33,7 @@ from mocha_training.config import TrainConfig
 from mocha_training.data import Batch, Corpus, CorpusError, load_corpus, make_batches, trainable
 from mocha_training.denominator import character_trigrams, denominator
 from mocha_training.evaluate import Result, evaluate_corpus, summarize, symbol_latencies
+from mocha_training.path import drawn_slips, path_losses, sampled, slipped
 from mocha_training.recipes import RECIPES, plain, spliced
 from mocha_training.trainer import Trainer
 from mocha_training.weights import grown
@@ -312,23 +313,24 @@ def test_path_training_teaches_the_attention_to_fire(corpus: Corpus, tmp_path: P
     assert history[-1]["path"] < 0.5 * history[0]["path"] and history[-1]["ce"] < history[0]["ce"]
 
 
-def path_parts(trainer: Trainer, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Memory, its lengths, CTC log-probabilities and the frames of the tokens, as the trainer has them."""
+def path_parts(trainer: Trainer, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Memory, its lengths and the frames of the tokens, as the trainer has them."""
     with torch.no_grad():
         memory, num_memory = trainer.model.encode(*trainer.model.features(batch.samples, batch.num_samples))
         log_probs = trainer.model.ctc_log_probs(memory)
     ends = losses.ctc_boundaries(log_probs, num_memory, batch.tokens, batch.num_tokens)
-    return memory, num_memory, log_probs, ends
+    return memory, num_memory, ends
 
 
 def test_scheduled_sampling_draws_from_the_distributions_of_the_decoder(corpus: Corpus, tmp_path: Path):
-    trainer = make_trainer(corpus, tmp_path, attention="path", sampling_probability=0.4)
+    trainer = make_trainer(corpus, tmp_path, attention="path")
     model, batch = trainer.model, next(iter(trainer._loader()))
     with torch.no_grad():
         model.decoder.output.weight *= 10  # so that distributions differ from place to place
         model.decoder.output.bias[trainer.tokenizer.eos_id] = 3.0
-    memory, num_memory, _, ends = path_parts(trainer, batch)
-    inputs = torch.stack([trainer._sampled_inputs(memory, num_memory, batch, ends) for _ in range(400)])
+    memory, num_memory, ends = path_parts(trainer, batch)
+    rows = (model, (memory, num_memory), batch.tokens, batch.num_tokens, ends)
+    inputs = torch.stack([sampled(*rows, 0.4) for _ in range(400)])
     logits = model.along_path(memory, num_memory, batch.tokens, batch.num_tokens, ends).logits
     logits[..., [0, 1, 2, 3]] = -torch.inf  # blank, start, end and unknown have never been read
     drawn = 0.4 * logits.softmax(2)
@@ -344,16 +346,73 @@ def test_scheduled_sampling_changes_inputs_and_not_targets(corpus: Corpus, tmp_p
     with torch.no_grad():
         model.decoder.output.bias[4] = 30.0  # it would always draw this one
         model.decoder.embedding.weight *= 10
-    memory, num_memory, log_probs, ends = path_parts(trainer, batch)
+    memory, num_memory, ends = path_parts(trainer, batch)
+    rows = ((memory, num_memory), batch.tokens, batch.num_tokens, ends)
 
     def cross_entropy(inputs: torch.Tensor) -> float:
         logits = model.along_path(memory, num_memory, inputs, batch.num_tokens, ends).logits
         return losses.label_smoothed_cross_entropy(logits, batch.tokens, batch.num_tokens, 0.1).item()
 
     with torch.no_grad():
-        found = trainer._path_losses(memory, num_memory, log_probs, batch)["ce"][1].item()
+        found = path_losses(model, trainer.config, *rows)["ce"][1].item()
         drawn, transcript = cross_entropy(torch.full_like(batch.tokens, 4)), cross_entropy(batch.tokens)
     assert found == pytest.approx(drawn, abs=1e-5) and abs(drawn - transcript) > 1e-3
+
+
+def slipped_by_hand(ends: list[int], late: list[int], length: int) -> tuple[list[int], set[int]]:
+    """Where each is selected, and the decisions that are mistakes, one after the other."""
+    selected, excused, last = [-1] * len(ends), set(), -1
+    for n, (end, slip) in enumerate(zip(ends, late, strict=True)):
+        at = max(end + slip, 0, last + 1)
+        excused |= {at} if at < end else set(range(max(end, last + 1), min(at, length)))
+        if at < length:
+            selected[n] = last = at
+        else:
+            break
+    return selected, excused
+
+
+def test_slips_move_selections_and_excuse_mistakes():
+    generator = torch.Generator().manual_seed(0)
+    seen = set()
+    for _ in range(200):
+        length = int(torch.randint(8, 14, (), generator=generator))
+        count = int(torch.randint(1, 8, (), generator=generator))
+        places = torch.randperm(length, generator=generator)[:count].sort().values
+        ends = torch.nn.functional.pad(places, (0, 9 - count), value=-1)[None]
+        late = torch.randint(-1, 3, (1, 9), generator=generator)
+        frames, excused = slipped(ends, late, torch.tensor([length]), 15)
+        by_hand = slipped_by_hand(places.tolist(), late[0, :count].tolist(), length)
+        found = set(excused[0, :length].nonzero()[:, 0].tolist())
+        assert (frames[0, :count].tolist(), found) == by_hand and (frames[0, count:] == -1).all()
+        seen |= {int(d) for d in (frames - ends)[frames >= 0]}
+    assert seen == {-1, 0, 1, 2}
+    never = torch.full((1, 4), -1)
+    assert (slipped(never, torch.ones_like(never), torch.tensor([6]), 6)[0] == -1).all()
+
+
+def test_slips_are_drawn_as_often_as_asked():
+    late = drawn_slips(torch.zeros(300, 300, dtype=torch.int64), 0.18)
+    shares = {slip: (late == slip).float().mean().item() for slip in (-1, 0, 1, 2)}
+    assert shares == pytest.approx({-1: 0.04, 0: 0.82, 1: 0.1, 2: 0.04}, abs=0.01)
+
+
+def test_mistakes_of_a_slipped_path_are_not_learned(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    trainer = make_trainer(corpus, tmp_path, attention="path", slip_probability=1.0)
+    model, batch = trainer.model, next(iter(trainer._loader()))
+    memory, num_memory, _ = path_parts(trainer, batch)
+    ends = torch.full_like(batch.tokens, -1)
+    ends[:, 0] = 3
+    monkeypatch.setattr(path, "drawn_slips", lambda ends, probability: torch.full_like(ends, 2))
+    out = model.along_path(memory, num_memory, batch.tokens, batch.num_tokens, torch.where(ends == 3, 5, ends))
+    assert out.selects[:, 5].all() and not out.selects[:, 3:5].any()
+    decides = out.decides.clone()
+    decides[:, 3:5] = False  # to have waited there is the mistake; to select at 5 is right
+    expected = losses.path_likelihood(out.energies, out.selects, decides, batch.num_tokens)
+    found = path_losses(model, trainer.config, (memory, num_memory), batch.tokens, batch.num_tokens, ends)
+    torch.testing.assert_close(found["path"][1], expected)
+    with_mistakes = losses.path_likelihood(out.energies, out.selects, out.decides, batch.num_tokens)
+    assert abs(with_mistakes - expected) > 1e-3
 
 
 def test_consistency_takes_two_views_of_each_utterance(corpus: Corpus, tmp_path: Path):
@@ -780,9 +839,10 @@ def test_options_that_would_do_nothing_are_refused(options: tuple[str, ...], mes
     assert status == 1 and message in output
 
 
-def test_sampling_is_of_the_path():
-    with pytest.raises(ValueError, match="along the path"):
-        TrainConfig(attention="expected", sampling_probability=0.4)
+@pytest.mark.parametrize("option", ["sampling_probability", "slip_probability"])
+def test_sampling_and_slips_are_of_the_path(option: str):
+    with pytest.raises(ValueError, match=f"{option} is of training along the path"):
+        TrainConfig.model_validate({"attention": "expected", option: 0.4})
 
 
 def test_config_refuses_what_it_does_not_know():

@@ -69,6 +69,12 @@ class TrainConfig(BaseModel):
         le=1,
         description="of scheduled sampling, along the path: that the decoder is given a draw of its own for a symbol",
     )
+    slip_probability: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="along the path: that a character is selected a frame or two beside its place, as decoding may do",
+    )
     consistency_weight: float = Field(
         0.0,
         ge=0,
@@ -114,6 +120,8 @@ class TrainConfig(BaseModel):
             raise ValueError("neighbour_smoothing has an odd number of weights, and label_smoothing is 0 beside it")
         if self.sampling_probability and self.attention != "path":
             raise ValueError("sampling_probability is of training along the path")
+        if self.slip_probability and self.attention != "path":
+            raise ValueError("slip_probability is of training along the path")
         if self.phone_weight and self.units != "characters":
             raise ValueError("phone_weight is of characters: words that are spelled can be said")
         if self.denominator_weight and self.units != "characters":

@@ -180,9 +180,9 @@ def microphones() -> TrainConfig:
 
 def accented() -> TrainConfig:
     """More of `microphones`, with --init: beside recordings, new sentences that networks read, many with accents."""
-    # Nothing has to be spliced (docs/experiments.md, "Voices that are networks").
+    # Nothing is spliced, selections slip: docs/experiments.md, "Voices that are networks", "Selections that slip".
     augment = microphones().augment.model_copy(update={"splice_probability": 0.0})
-    changes = {"learning_rate": 1e-3, "batch_seconds": 160, "augment": augment, "seed": 23}
+    changes = {"learning_rate": 1e-3, "batch_seconds": 160, "slip_probability": 0.1, "augment": augment, "seed": 23}
     return microphones().model_copy(update=changes)
 
 

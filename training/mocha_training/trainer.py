@@ -32,6 +32,7 @@ from mocha_training.data import Batch, Corpus
 from mocha_training.denominator import character_trigrams, denominator
 from mocha_training.evaluate import evaluate_corpus
 from mocha_training.optimizers import make_optimizers
+from mocha_training.path import cross_entropy, path_losses
 from mocha_training.phone_branch import PhoneBranch
 from mocha_training.phones import fold_phones
 from mocha_training.spectral import spec_augment, warp_vocal_tract
@@ -209,11 +210,12 @@ class Trainer:
         weight = c.ctc_weight or 1.0
         parts = {name: (weight * own, value) for name, (own, value) in parts.items()}
         if c.attention == "path":
-            return parts | self._path_losses(memory, num_memory, log_probs, batch)
+            ends = losses.ctc_boundaries(log_probs, num_memory, batch.tokens, batch.num_tokens)
+            return parts | path_losses(model, c, (memory, num_memory), batch.tokens, batch.num_tokens, ends)
         grown = (self.progress - c.ctc_only) / (c.noise_full_at - c.ctc_only) if c.noise_full_at > c.ctc_only else 1.0
         noise = c.noise_std * min(1.0, grown)
         out = model.teacher_forced(memory, num_memory, batch.tokens, batch.num_tokens, noise)
-        ce = self._cross_entropy(out.logits, batch.tokens, batch.num_tokens)
+        ce = cross_entropy(c, out.logits, batch.tokens, batch.num_tokens)
         parts["ce"] = (1 - c.ctc_weight, ce)
         if not model.decoder.attention.is_online:
             return parts  # a softmax selects once per step, and has no latency
@@ -224,42 +226,6 @@ class Trainer:
             late = losses.boundary_latency(out.alpha, ends, batch.num_tokens)
             parts["latency"] = (c.latency_weight, late)
         return parts
-
-    def _path_losses(
-        self, memory: Tensor, num_memory: Tensor, log_probs: Tensor, batch: Batch
-    ) -> dict[str, tuple[float, Tensor]]:
-        c = self.config
-        ends = losses.ctc_boundaries(log_probs, num_memory, batch.tokens, batch.num_tokens)
-        num_tokens = batch.num_tokens * (ends[:, 0] >= 0)  # rows that cannot be aligned count for nothing
-        inputs = self._sampled_inputs(memory, num_memory, batch, ends) if c.sampling_probability else batch.tokens
-        out = self.model.along_path(memory, num_memory, inputs, batch.num_tokens, ends)
-        ce = self._cross_entropy(out.logits, batch.tokens, num_tokens)
-        decides = out.decides & (num_tokens > 0)[:, None]
-        path = losses.path_likelihood(out.energies, out.selects, decides, num_tokens)
-        selected = out.selects & decides
-        fired = ((out.energies >= 0) & selected).sum() / selected.sum().clamp(min=1)  # p >= 0.5 where it should be
-        return {"ce": (1 - c.ctc_weight, ce), "path": (c.path_weight, path), "fired": (0.0, fired)}
-
-    @torch.no_grad()
-    def _sampled_inputs(self, memory: Tensor, num_memory: Tensor, batch: Batch, ends: Tensor) -> Tensor:
-        """Tokens [B, U] that the decoder is given as what it has read: the transcript's, or draws of its own at times.
-
-        Scheduled sampling (Bengio et al. 2015) without a schedule, since runs that use it start from a model that
-        reads; and in one parallel pass, the first of those of Duckworth et al. (2019): each symbol is drawn from the
-        decoder's distribution after the transcript's symbols, not after other draws.
-        """
-        logits = self.model.along_path(memory, num_memory, batch.tokens, batch.num_tokens, ends).logits.float()
-        logits[..., self.tokenizer.eos_id] = -torch.inf  # never part of what has been read
-        probabilities = (logits + self.model.decoder.never).softmax(2)
-        drawn = torch.multinomial(probabilities.flatten(0, 1), 1).view(logits.shape[:2])
-        own = torch.rand(drawn.shape, device=drawn.device) < self.config.sampling_probability
-        return torch.where(own, drawn, batch.tokens[:, : drawn.shape[1]])
-
-    def _cross_entropy(self, logits: Tensor, tokens: Tensor, num_tokens: Tensor) -> Tensor:
-        c = self.config
-        if c.neighbour_smoothing:
-            return losses.localized_label_smoothing(logits, tokens, num_tokens, c.neighbour_smoothing)
-        return losses.label_smoothed_cross_entropy(logits, tokens, num_tokens, c.label_smoothing)
 
     def weight_noise_std(self) -> float:
         """Standard deviation of the noise on weights in the next step."""
