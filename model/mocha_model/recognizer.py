@@ -31,6 +31,7 @@ from mocha_model.wide import WideSearch
 
 BUNDLED_LANGUAGE = BUNDLED.with_name("language.safetensors")
 LIVE_CAUTION = 0.6  # see `JointConfig`; of live text, which is not to wait longer than it has to
+LIVE_THRESHOLD = 14.0  # of live text: what is further behind has no time to be right, and costs a fifth more
 JOINT_PHRASE_BONUS = 1.5  # per character of a phrase: it is up against the language model
 
 
@@ -70,8 +71,8 @@ def joint_search(
 
 
 def live_joint(config: JointConfig, patience: int) -> JointConfig:
-    """`config` for live text: with `patience` (frames), and no more caution than that takes."""
-    return replace(config, patience=patience, caution=LIVE_CAUTION)
+    """`config` for live text: with `patience` (frames), no more caution than that takes, and fewer prefixes kept."""
+    return replace(config, patience=patience, caution=LIVE_CAUTION, threshold=LIVE_THRESHOLD)
 
 
 def joint_fusion(

@@ -313,13 +313,13 @@ def test_path_training_teaches_the_attention_to_fire(corpus: Corpus, tmp_path: P
     assert history[-1]["path"] < 0.5 * history[0]["path"] and history[-1]["ce"] < history[0]["ce"]
 
 
-def path_parts(trainer: Trainer, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Memory, its lengths and the frames of the tokens, as the trainer has them."""
+def path_parts(trainer: Trainer, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Memory, its lengths, CTC log-probabilities and the frames of the tokens, as the trainer has them."""
     with torch.no_grad():
         memory, num_memory = trainer.model.encode(*trainer.model.features(batch.samples, batch.num_samples))
         log_probs = trainer.model.ctc_log_probs(memory)
     ends = losses.ctc_boundaries(log_probs, num_memory, batch.tokens, batch.num_tokens)
-    return memory, num_memory, ends
+    return memory, num_memory, log_probs, ends
 
 
 def test_scheduled_sampling_draws_from_the_distributions_of_the_decoder(corpus: Corpus, tmp_path: Path):
@@ -328,7 +328,7 @@ def test_scheduled_sampling_draws_from_the_distributions_of_the_decoder(corpus: 
     with torch.no_grad():
         model.decoder.output.weight *= 10  # so that distributions differ from place to place
         model.decoder.output.bias[trainer.tokenizer.eos_id] = 3.0
-    memory, num_memory, ends = path_parts(trainer, batch)
+    memory, num_memory, _, ends = path_parts(trainer, batch)
     rows = (model, (memory, num_memory), batch.tokens, batch.num_tokens, ends)
     inputs = torch.stack([sampled(*rows, 0.4) for _ in range(400)])
     logits = model.along_path(memory, num_memory, batch.tokens, batch.num_tokens, ends).logits
@@ -346,7 +346,7 @@ def test_scheduled_sampling_changes_inputs_and_not_targets(corpus: Corpus, tmp_p
     with torch.no_grad():
         model.decoder.output.bias[4] = 30.0  # it would always draw this one
         model.decoder.embedding.weight *= 10
-    memory, num_memory, ends = path_parts(trainer, batch)
+    memory, num_memory, _, ends = path_parts(trainer, batch)
     rows = ((memory, num_memory), batch.tokens, batch.num_tokens, ends)
 
     def cross_entropy(inputs: torch.Tensor) -> float:
@@ -400,7 +400,7 @@ def test_slips_are_drawn_as_often_as_asked():
 def test_mistakes_of_a_slipped_path_are_not_learned(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     trainer = make_trainer(corpus, tmp_path, attention="path", slip_probability=1.0)
     model, batch = trainer.model, next(iter(trainer._loader()))
-    memory, num_memory, _ = path_parts(trainer, batch)
+    memory, num_memory, _, _ = path_parts(trainer, batch)
     ends = torch.full_like(batch.tokens, -1)
     ends[:, 0] = 3
     monkeypatch.setattr(path, "drawn_slips", lambda ends, probability: torch.full_like(ends, 2))

@@ -20,7 +20,7 @@ from mocha_model.checkpoint import Checkpoint, CheckpointError, calibrate_checkp
 from mocha_model.joint import JointConfig
 from mocha_model.language import LanguageModelError, WordLanguageModel
 from mocha_model.pronunciation import PronunciationError
-from mocha_model.recognizer import LIVE_CAUTION, joint_search
+from mocha_model.recognizer import LIVE_CAUTION, LIVE_THRESHOLD, joint_search
 from mocha_model.search import OfflineModelError
 from mocha_model.tokenizer import Units, normalize_text
 from mocha_training import calibrate as confidence
@@ -184,7 +184,9 @@ def evaluate(
         int | None, typer.Option(help="frames after which a character is emitted at the latest, in either search")
     ] = None,
     caution: Annotated[float | None, typer.Option(help=f"before patience ends; live text has {LIVE_CAUTION}")] = None,
-    threshold: Annotated[float | None, typer.Option(help="at which either search prunes")] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help=f"at which either search prunes; live text has {LIVE_THRESHOLD:.0f}")
+    ] = None,
     length_bonus: Annotated[float | None, typer.Option(help="per symbol, in either; joint: the model's own")] = None,
     selection_weight: Annotated[float | None, typer.Option(help="of the path's decisions, in beam search")] = None,
     lm: Annotated[Path | None, typer.Option(help="language model of `train-lm`, for either")] = None,
