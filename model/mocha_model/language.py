@@ -210,7 +210,7 @@ class WordLanguageModel:
         unknown = (rest + state.spelled).exp()[:, None] * self._spelling[state.last].exp()
         word, begins = self._word(state.node), state.last == self._space
         mass = torch.where(begins, (known + unknown).sum(1).log().float(), state.mass)
-        state, expected, completes = self._mixed(state, begins, known, bounds)
+        state, expected, completes = self._mixed(state, word, begins, known, bounds)
         scores = (expected + unknown).log() - mass[:, None]
         ended = self._end_of_sentence(
             torch.where(begins, state.previous, word),
@@ -222,13 +222,13 @@ class WordLanguageModel:
         return replace(state, mass=mass, next_scores=scores.clamp(min=LEAST).float())
 
     def _mixed(
-        self, state: LanguageState, begins: Tensor, known: Tensor, bounds: Tensor
+        self, state: LanguageState, word: Tensor, begins: Tensor, known: Tensor, bounds: Tensor
     ) -> tuple[LanguageState, Tensor, Tensor]:
         """Masses by the mixture of words between `bounds` [B, S + 1], whose masses by the counts are `known` [B, S].
 
         Returns `state`, with its `rare` in rows [B] where a word `begins`; the masses [B, S] as far as words are
-        summed; and that of the word that ends here [B], which is exact. Whether the sentence ends is for the counts to
-        say: the LSTM is asked which word follows if it does not. Complete words that it has no number for keep what
+        summed; and that of the `word` [B] that ends here, which is exact. Whether the sentence ends is for the counts
+        to say: the LSTM is asked which word follows if it does not. Complete words that it has no number for keep what
         they have.
         """
         complete = known[:, Tokenizer.blank_id]
@@ -242,7 +242,7 @@ class WordLanguageModel:
         left = (goes_on - summed.sum(1)).clamp(min=UNSUMMED) / self._ranges.share_of_rare
         state = replace(state, rare=torch.where(begins, left.float(), state.rare))
         expected = torch.lerp(known, summed + state.rare[:, None] * known * self._ranges.rare(bounds), share)
-        number = self._recurrent_number[self._word(state.node)]
+        number = self._recurrent_number[word]
         rows = (number > OTHER).nonzero()[:, 0]
         p = lstm.log_probs(gather_rows(recalled, rows), number[rows]).double().exp() * factor[rows]
         own = torch.lerp(complete[rows], torch.minimum(p, goes_on[rows]), share)

@@ -31,7 +31,7 @@ from mocha_model.wide import WideSearch
 
 BUNDLED_LANGUAGE = BUNDLED.with_name("language.safetensors")
 LIVE_CAUTION = 0.6  # see `JointConfig`; of live text, which is not to wait longer than it has to
-LIVE_THRESHOLD = 14.0  # of live text: what is further behind has no time to be right, and costs a fifth more
+LIVE_THRESHOLD = 14.0  # of live text: what is further behind has no time to be right, and costs a seventh more
 JOINT_PHRASE_BONUS = 1.5  # per character of a phrase: it is up against the language model
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from mocha_model.allocator import keep_memory
-from mocha_model.checkpoint import Checkpoint, CheckpointError, calibrate_checkpoint, load_checkpoint
+from mocha_model.checkpoint import CheckpointError, calibrate_checkpoint, load_checkpoint
 from mocha_model.joint import JointConfig
 from mocha_model.language import LanguageModelError, WordLanguageModel
 from mocha_model.pronunciation import PronunciationError
@@ -110,7 +111,9 @@ def train(
         noises, dev = _first(data, "noise", config.units), _first(data, "dev", config.units)
         dev = None if dev is None else _some(dev, dev_utterances)
         start = first_model(config, corpus, mechanism, chunk_width) if init is None else started(init, config, preset)
-        points = _splice_points(out, start, corpus, device) if config.augment.splice_probability else ()
+        points: Sequence[tuple[SplicePoint, ...]] = ()
+        if config.augment.splice_probability:
+            points = kept_splice_points(out / "splice-points.json", start.model.to(device), start.tokenizer, corpus)
         augmenter = Augmenter(config.augment, corpus, noises, points)
         trainer = Trainer(config, start.model, start.tokenizer, augmenter, dev, out, device, start.provenance)
         resumed = trainer.resume()
@@ -148,10 +151,6 @@ def _training_corpus(data: list[Path], config: TrainConfig) -> Corpus:
     if not corpus.utterances:
         raise ValueError(f"none of {len(everything.utterances)} utterances can be learned from")
     return corpus
-
-
-def _splice_points(out: Path, start: Checkpoint, corpus: Corpus, device: str) -> list[tuple[SplicePoint, ...]]:
-    return kept_splice_points(out / "splice-points.json", start.model.to(device), start.tokenizer, corpus)
 
 
 def _some(dev: Corpus, count: int) -> Corpus | None:
@@ -252,6 +251,7 @@ def calibrate(
     picture: Annotated[Path | None, typer.Option(help="reliability curve to write: .png or .svg")] = None,
 ) -> None:
     """Fit the confidence of words to how often they are right."""
+    keep_memory()
     try:
         checkpoint = load_checkpoint(model)
         corpus = load_corpus(manifest, units=checkpoint.tokenizer.units)

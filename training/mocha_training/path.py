@@ -81,11 +81,9 @@ def sampled(
 
 def drawn_slips(ends: Tensor, probability: float) -> Tensor:
     """By how many frames each of `ends` is selected too late, like `ends`; 0 but for a share of `probability`."""
-    weights = torch.tensor([float(w) for w in SLIPS.values()], device=ends.device)
-    late = torch.tensor(list(SLIPS), device=ends.device)[
-        torch.multinomial(weights, ends.numel(), replacement=True).view(ends.shape)
-    ]
-    return late * (torch.rand(ends.shape, device=ends.device) < probability)
+    late, weights = (torch.tensor(x, device=ends.device) for x in zip(*SLIPS.items(), strict=True))
+    drawn = late[torch.multinomial(weights.float(), ends.numel(), replacement=True)].view(ends.shape)
+    return drawn * (torch.rand(ends.shape, device=ends.device) < probability)
 
 
 def slipped(ends: Tensor, late: Tensor, num_frames: Tensor, length: int) -> tuple[Tensor, Tensor]:
