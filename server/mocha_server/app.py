@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from fastapi import FastAPI, Request, Response
 from fastapi.staticfiles import StaticFiles
+from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
 from mocha_model.recognizer import Recognizer
@@ -82,6 +83,11 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
     app.state.metrics = metrics
     for adapter in (native, openai_transcriptions, openai_realtime, deepgram, deepgram_file, vosk):
         app.include_router(adapter.router)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(_request: Request, _error: Exception) -> Response:
+        """To nobody: the client has left before its request was read or answered."""
+        return Response(status_code=499)
 
     @app.get("/health")
     async def health(request: Request, response: Response) -> dict[str, str | int]:

@@ -4,6 +4,7 @@ No routes, no model.
 """
 
 import socket
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -27,6 +28,12 @@ class ReadAhead(WebSocketsSansIOProtocol):
         super().send_receive_event_to_app()
         if reads_on:
             self.read_paused = False
+
+    async def send(self, message: Any) -> None:
+        """As in uvicorn, which would log an error for each client that is refused in the handshake."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body":
+            self.handshake_complete = True
 
 
 def server(app: FastAPI) -> uvicorn.Server:

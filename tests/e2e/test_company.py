@@ -3,8 +3,10 @@
 import asyncio
 import base64
 import json
+import logging
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from wyoming.asr import Transcript
 from wyoming.audio import AudioChunk, AudioStop
 from wyoming.client import AsyncTcpClient
@@ -79,7 +81,7 @@ async def misbehave(server: Any, speech: Any, rng: random.Random) -> str:
     """Connect somewhere, send a little audio or rubbish, and vanish, politely or not."""
     path = rng.choice(["/", "/v1/stream", "/v1/realtime", "/v1/listen?encoding=linear16&sample_rate=16000"])
     rubbish = [rng.randbytes(999), "{", "null", '{"type":"start"}', '{"type":"Finalize"}', '{"eof":1}', speech.pcm]
-    try:
+    with suppress(ConnectionClosed):
         socket = await connect(f"ws://127.0.0.1:{server.port}{path}")
         for _ in range(rng.randrange(4)):
             await socket.send(rng.choice(rubbish))
@@ -87,11 +89,25 @@ async def misbehave(server: Any, speech: Any, rng: random.Random) -> str:
             socket.transport.abort()
         else:
             await socket.close()
-    except ConnectionClosed:
-        pass
-    _, writer = await asyncio.open_connection("127.0.0.1", server.app.state.wyoming_port)
-    writer.write(rng.choice([rng.randbytes(500), b'{"type":"audio-chunk","payload_length":100}\n', b"{}\n"]))
-    writer.close()
+    with suppress(InvalidStatus):
+        await connect(f"ws://127.0.0.1:{server.port}/v1/listen?encoding=rubbish")
+    multipart = b"Content-Type: multipart/form-data; boundary=b\r\nContent-Length: 9999\r\n\r\n--b\r\n"
+    requests = {
+        server.port: [
+            b"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: x\r\n" + multipart,
+            b"POST /v1/audio/translations HTTP/1.1\r\nHost: x\r\n" + multipart,
+            b"POST /v1/listen HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n" + rng.randbytes(500),
+        ],
+        server.app.state.wyoming_port: [
+            rng.randbytes(500),
+            b'{"type":"audio-chunk","payload_length":100}\n',
+            b"{}\n",
+        ],
+    }
+    for port, broken_off in requests.items():
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(rng.choice(broken_off))
+        writer.close()
     return ""
 
 
@@ -103,6 +119,7 @@ async def test_all_protocols_at_once_between_bad_clients(
     caplog: pytest.LogCaptureFixture,
 ):
     server = make_server(lively, wyoming_port=0)
+    logging.getLogger("uvicorn").addHandler(caplog.handler)  # its log does not reach the root's handlers
     expected = heard(server, speech.pcm).text
     rng = random.Random(0)
     good = [vosk, deepgram, realtime, wyoming, upload] * 2

@@ -9,7 +9,6 @@ from typing import IO, Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
-from starlette.requests import ClientDisconnect
 
 from mocha_server.audio import AudioError, decode_file
 from mocha_server.engine import Engine
@@ -43,8 +42,6 @@ async def listen_file(request: Request) -> Response:
         except EngineError as error:
             full = error.code is ErrorCode.SERVER_FULL
             return refusal(503 if full else 500, error.code.value, str(error), request_id)
-        except ClientDisconnect:
-            return Response(status_code=499)
     utterances = request.query_params.get("utterances", "false").lower() == "true"
     metadata = _metadata(request_id, sha256, upload.seconds, engine.info.name)
     return Response(orjson.dumps({"metadata": metadata, "results": _results(segments, utterances)}), 200, JSON)

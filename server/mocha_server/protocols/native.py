@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from contextlib import suppress
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import BaseModel
@@ -18,15 +19,17 @@ router = APIRouter()
 @router.websocket("/v1/stream")
 async def stream(socket: WebSocket) -> None:
     """The native streaming protocol; see docs/protocol.md."""
-    engines: LiveEngines = socket.app.state.live
-    idle_s: float = socket.app.state.settings.idle_s
+    with suppress(WebSocketDisconnect):  # the client may leave at any time
+        await socket.accept()
+        await _serve(socket, socket.app.state.live, socket.app.state.settings.idle_s)
+
+
+async def _serve(socket: WebSocket, engines: LiveEngines, idle_s: float) -> None:
+    """A client from its first message to its last; raises WebSocketDisconnect when it leaves before."""
     identifier = uuid.uuid4().hex
-    await socket.accept()
     try:
         async with asyncio.timeout(idle_s):
             first = await _receive(socket)
-    except WebSocketDisconnect:
-        return
     except TimeoutError:
         silent = Session(identifier, engines.greedy.info).failed(ErrorCode.IDLE, _silent(idle_s))
         await _refuse(socket, silent, 1008)
@@ -48,8 +51,6 @@ async def stream(socket: WebSocket) -> None:
         if began.phrases:
             await opened.favour(began.phrases)
         await _converse(socket, session, opened, idle_s)
-    except WebSocketDisconnect:
-        pass
     finally:
         opened.close()
 

@@ -13,7 +13,6 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.background import BackgroundTask
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 from mocha_server.audio import AudioError, Samples, decode_file
 from mocha_server.engine import Engine
@@ -140,8 +139,6 @@ async def transcriptions(request: Request) -> Response:
         return error.response()
     except AudioError as error:
         return RequestError(400, error.code.value, str(error), "file").response()
-    except ClientDisconnect:
-        return Response(status_code=499)
     except EngineError as error:
         full = error.code is ErrorCode.SERVER_FULL
         return RequestError(503 if full else 500, error.code.value, str(error)).response()
