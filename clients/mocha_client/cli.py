@@ -66,7 +66,7 @@ def main() -> None:
 
 def stream(
     files: Annotated[list[str] | None, typer.Argument(help='audio files of any format; "-" is standard input')] = None,
-    url: Annotated[str, typer.Option(help="the server's native endpoint")] = DEFAULT_URL,
+    url: Annotated[str, typer.Option(help="the server's native endpoint, or the address of its page")] = DEFAULT_URL,
     chunk_ms: Annotated[int, typer.Option(min=1, max=60_000, help="audio in each message")] = 100,
     realtime: Annotated[bool, typer.Option(help="pace files as if they were spoken now")] = False,
     microphone: Annotated[bool, typer.Option(help="listen to the microphone until Ctrl-C")] = False,

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 from websockets.asyncio.client import ClientConnection, connect
@@ -40,6 +41,14 @@ READY_S = 10.0  # that a server has to admit a stream once it is connected
 PASSING = (ErrorCode.SERVER_FULL, ErrorCode.INTERNAL)  # errors after which a new connection may succeed
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0  # between attempts to connect again; doubled each time
 STOOD_S = 5.0  # a connection lost after so long is a loss of its own, not one attempt more
+
+
+def endpoint(url: str) -> str:
+    """The native endpoint of a server, given that or the address of its page, as in ``http://localhost:8000``."""
+    parts = urlsplit(url)
+    scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
+    path = parts.path if parts.path.strip("/") else urlsplit(DEFAULT_URL).path
+    return parts._replace(scheme=scheme, path=path).geturl()
 
 
 class ClientError(RuntimeError):
@@ -70,13 +79,14 @@ class StreamingClient:
     ) -> None:
         """Describe the audio that `send` will be given: interleaved `channels` at `sample_rate` Hz.
 
+        `url`: the server's native endpoint, or where its page is.
         `phrases`: words that this stream is likely to have, such as names; they are favoured.
         `reconnect_s`: how long to try to replace a lost connection; 0 never tries.
         `keep_s`: audio kept for a new connection, at most.
         `patient`: whether the server is to search for a while before it emits a character: far fewer errors, a
         quarter of a second later; None leaves it to the server.
         """
-        self.url = url
+        self.url = endpoint(url)
         self._start = Start(
             sample_rate=sample_rate, encoding=encoding, channels=channels, phrases=tuple(phrases), patient=patient
         )

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from mocha_client import client as streaming
-from mocha_client.client import ClientError, StreamingClient, transcribe_stream
+from mocha_client.client import ClientError, StreamingClient, endpoint, transcribe_stream
 from mocha_model.emissions import text_of
 from mocha_model.recognizer import Recognizer
 from mocha_server.messages import End, ErrorCode, Segment, Text
@@ -67,9 +67,9 @@ async def test_a_full_server_says_so(make_server: Any, lively: Recognizer):
             assert caught.value.code is ErrorCode.SERVER_FULL
 
 
-@pytest.mark.parametrize("path", ["/v1/realtime", "/"])
+@pytest.mark.parametrize("path", ["/v1/realtime", "/v1/listen?encoding=linear16&sample_rate=16000"])
 async def test_another_protocol_is_no_server_of_ours(lively_server: Any, path: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(streaming, "READY_S", 0.5)  # the vosk protocol answers nothing
+    monkeypatch.setattr(streaming, "READY_S", 0.5)  # Deepgram's answers nothing
     with pytest.raises(ClientError, match=r"does not answer as /v1/stream"):
         await StreamingClient(lively_server.url.removesuffix("/v1/stream") + path).__aenter__()
 
@@ -83,6 +83,24 @@ def test_stream_command_prints_one_json_object(lively_server: Any, expected: str
     assert result["text"] == expected
     assert " ".join(w["word"] for w in result["words"]) == expected
     assert {"word", "start", "end"} <= set(result["words"][0])
+
+
+@pytest.mark.parametrize("path", ["", "/"])
+async def test_the_address_of_the_page_will_do(lively_server: Any, path: str):
+    async with StreamingClient(lively_server.http + path) as client:
+        assert client.url == lively_server.url and client.ready is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("https://example.org", "wss://example.org/v1/stream"),
+        ("https://example.org/asr/v1/stream?key=1", "wss://example.org/asr/v1/stream?key=1"),
+        ("ws://[::1]:8000/v1/stream", "ws://[::1]:8000/v1/stream"),
+    ],
+)
+def test_endpoints(given: str, expected: str):
+    assert endpoint(given) == expected
 
 
 def test_stream_command_reads_a_pipe_and_prints_text(lively_server: Any, expected: str):
