@@ -43,20 +43,26 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0  # between attempts to connect again; doub
 STOOD_S = 5.0  # a connection lost after so long is a loss of its own, not one attempt more
 
 
-def endpoint(url: str) -> str:
-    """The native endpoint of a server, given that or the address of its page, as in ``http://localhost:8000``."""
-    parts = urlsplit(url)
-    scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
-    path = parts.path if parts.path.strip("/") else urlsplit(DEFAULT_URL).path
-    return parts._replace(scheme=scheme, path=path).geturl()
-
-
 class ClientError(RuntimeError):
     """The stream cannot go on; `code` is the server's, or None where the server was not reached."""
 
     def __init__(self, message: str, code: ErrorCode | None = None) -> None:
         super().__init__(message)
         self.code = code
+
+
+def endpoint(url: str) -> str:
+    """The native endpoint of a server, given that or the address of its page, as in ``http://localhost:8000``.
+
+    Raises ClientError if `url` is no address.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ClientError(f"{url} is not the address of a server ({error})") from error
+    scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
+    path = parts.path if parts.path.strip("/") else urlsplit(DEFAULT_URL).path
+    return parts._replace(scheme=scheme, path=path).geturl()
 
 
 class StreamingClient:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.requests import ClientDisconnect
 from starlette.types import Scope
@@ -28,6 +28,7 @@ from mocha_server.protocols import (
 )
 from mocha_server.settings import Settings
 
+router = APIRouter()
 WEB = Path(__file__).parent / "web"
 FILES_AT_ONCE = 64  # read by joint search, in all workers; each has many prefixes to keep
 PATIENT_ROWS = 128  # of a worker, for streams read with patience: more than a core has time for
@@ -81,31 +82,38 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
 
     app = FastAPI(title="mocha-asr", version=version("mocha-asr"), lifespan=lifespan)
     app.state.metrics = metrics
+    app.add_exception_handler(ClientDisconnect, _gone)
     for adapter in (native, openai_transcriptions, openai_realtime, deepgram, deepgram_file, vosk):
         app.include_router(adapter.router)
-
-    @app.exception_handler(ClientDisconnect)
-    async def gone(_request: Request, _error: Exception) -> Response:
-        """To nobody: the client has left before its request was read or answered."""
-        return Response(status_code=499)
-
-    @app.get("/health")
-    async def health(request: Request, response: Response) -> dict[str, str | int]:
-        """Whether the server takes streams (200, or 503), and how many live ones it has."""
-        engine: Engine = request.app.state.live.greedy
-        running = all(each.is_running for each in request.app.state.live)
-        response.status_code = 200 if running else 503
-        status = "ok" if running else "stopped"
-        return {"status": status, "model": engine.info.name, "streams": metrics.streams, "capacity": engine.capacity}
-
-    @app.get("/metrics")
-    async def prometheus() -> Response:
-        """Prometheus' text format."""
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
-
+    app.include_router(router)
     app.mount("/client", Page(packages=[("mocha_client", "javascript")]))
     app.mount("/", Page(directory=WEB, html=True))
     return app
+
+
+async def _gone(_request: Request, _error: Exception) -> Response:
+    """To nobody: the client has left before its request was read or answered."""
+    return Response(status_code=499)
+
+
+@router.get("/health")
+async def health(request: Request, response: Response) -> dict[str, str | int]:
+    """Whether the server takes streams (200, or 503), and how many live ones it has."""
+    live: LiveEngines = request.app.state.live
+    running = all(each.is_running for each in live)
+    response.status_code = 200 if running else 503
+    return {
+        "status": "ok" if running else "stopped",
+        "model": live.greedy.info.name,
+        "streams": request.app.state.metrics.streams,
+        "capacity": live.greedy.capacity,
+    }
+
+
+@router.get("/metrics")
+async def prometheus(request: Request) -> Response:
+    """Prometheus' text format."""
+    return Response(request.app.state.metrics.text(), media_type="text/plain; version=0.0.4")
 
 
 class _Readers(NamedTuple):

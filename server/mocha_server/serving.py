@@ -30,7 +30,7 @@ class ReadAhead(WebSocketsSansIOProtocol):
             self.read_paused = False
 
     async def send(self, message: Any) -> None:
-        """As in uvicorn, which would log an error for each client that is refused in the handshake."""
+        """As in uvicorn, which logs an error for each client refused in the handshake (until its pull request 3138)."""
         await super().send(message)
         if message["type"] == "websocket.http.response.body":
             self.handshake_complete = True

@@ -103,6 +103,11 @@ def test_endpoints(given: str, expected: str):
     assert endpoint(given) == expected
 
 
+def test_what_is_no_address_is_a_typed_error():
+    with pytest.raises(ClientError, match="not the address of a server"):
+        StreamingClient("ws://[::1")
+
+
 def test_stream_command_reads_a_pipe_and_prints_text(lively_server: Any, expected: str):
     done = run("stream", "-", "--url", lively_server.url, stdin=Path(CLIP).read_bytes())
     assert done.stdout.decode().strip() == expected

@@ -117,9 +117,10 @@ async def test_all_protocols_at_once_between_bad_clients(
     speech: Any,
     heard: Callable[..., Any],
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     server = make_server(lively, wyoming_port=0)
-    logging.getLogger("uvicorn").addHandler(caplog.handler)  # its log does not reach the root's handlers
+    monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)  # or `caplog` does not see its errors
     expected = heard(server, speech.pcm).text
     rng = random.Random(0)
     good = [vosk, deepgram, realtime, wyoming, upload] * 2

@@ -186,6 +186,31 @@ def test_a_head_of_phones_does_not_outlive_its_encoder(tmp_path: Path):
         assert load_checkpoint(tmp_path / "mean.safetensors").config.phones == expected
 
 
+def test_a_mean_has_the_phones_of_the_model_with_most(tmp_path: Path):
+    torch.manual_seed(0)
+    tokenizer = Tokenizer.from_texts(TEXTS)
+    model, paths = SpeechModel(tiny(tokenizer.vocab_size)), []
+    phones = ("a", "b", "c", "d")
+    head = torch.nn.Linear(model.config.encoder.size_below, 1 + len(phones))
+    for kept in (phones, ("d", "a", "c"), ("a", "z")):
+        own = torch.nn.Linear(head.in_features, 1 + len(kept))
+        rows = [0, *(1 + phones.index(phone) if phone in phones else 1 for phone in kept)]
+        with torch.no_grad():
+            own.weight[:], own.bias[:] = head.weight[rows] + len(paths), head.bias[rows] + len(paths)
+        model.give_phones(kept, own)
+        paths.append(tmp_path / f"{len(paths)}.safetensors")
+        save_checkpoint(paths[-1], model, tokenizer, {})
+    for both in (paths[:2], paths[1::-1]):
+        average_checkpoints(both, tmp_path / "mean.safetensors")
+        mean = load_checkpoint(tmp_path / "mean.safetensors").model
+        assert mean.config.phones == phones and mean.phones is not None
+        more = torch.tensor([0.5, 0.5, 0.0, 0.5, 0.5])  # "b" is in one alone
+        torch.testing.assert_close(mean.phones.bias, head.bias + more, atol=2e-3, rtol=0)
+        torch.testing.assert_close(mean.phones.weight, head.weight + more[:, None], atol=2e-3, rtol=0)
+    average_checkpoints([paths[0], paths[2]], tmp_path / "mean.safetensors")
+    assert load_checkpoint(tmp_path / "mean.safetensors").config.phones == (), "each has phones that the other lacks"
+
+
 @needs_voice
 def test_a_branch_begins_with_the_head_that_the_model_has(tmp_path: Path):
     trainer, _ = kept_branch(tmp_path / "run")

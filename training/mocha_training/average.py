@@ -1,17 +1,19 @@
 """Average the weights of several checkpoints into one that takes half the space."""
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from mocha_model.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from mocha_model.model import SpeechModel
 
 
 def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
     """Write the mean of the floating-point tensors of `paths` to `target`, as float16; the rest is the last one's.
 
-    It has a head of phones if all have one of the same.
+    It has a head of phones if all have one; what one lacks of the phones of that with most is there as in that one.
 
     Raises:
         CheckpointError: there is nothing to average, the checkpoints differ in configuration (by more than dropout in
@@ -22,9 +24,7 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
     loaded = [load_checkpoint(path) for path in paths]
     if not loaded or any(c.config.network() != loaded[-1].config.network() for c in loaded):
         raise CheckpointError("averaging needs checkpoints of one configuration")
-    if any(c.config.phones != loaded[-1].config.phones for c in loaded):
-        for c in loaded:
-            c.model.give_phones((), None)
+    _share_phones([c.model for c in loaded])
     states = [c.model.state_dict() for c in loaded]
     last = loaded[-1]
     last.model.load_state_dict(
@@ -37,3 +37,22 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
         if not tensor.isfinite().all():
             raise CheckpointError(f"{target} is not written: {name} has values that float16 does not")
     save_checkpoint(target, last.model, last.tokenizer, last.provenance | {"averaged": len(loaded)})
+
+
+def _share_phones(models: Sequence[SpeechModel]) -> None:
+    """Give all the phones of the one with most; none where another has none, or phones that this one has not."""
+    most = max(models, key=lambda model: len(model.config.phones))
+    phones = most.config.phones
+    heads = [model.phones for model in models]
+    if None in heads or not all(set(model.config.phones) <= set(phones) for model in models):
+        for model in models:
+            model.give_phones((), None)
+        return
+    for model, head in zip(models, heads, strict=True):
+        assert head is not None
+        shared = copy.deepcopy(most.phones)
+        assert shared is not None
+        rows = [0, *(1 + phones.index(phone) for phone in model.config.phones)]  # 0 is the blank
+        with torch.no_grad():
+            shared.weight[rows], shared.bias[rows] = head.weight, head.bias
+        model.give_phones(phones, shared)

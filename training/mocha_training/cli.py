@@ -120,9 +120,8 @@ def train(
     except (ValueError, KeyError, AttributeError) as error:
         raise _fail(error) from error
     size = f"{start.model.num_parameters / 1e6:.2f} M parameters"
-    console.print(f"{len(corpus.utterances)} utterances, {corpus.seconds / 3600:.2f} h; {size}")
-    if resumed:
-        console.print(f"resumed at step {trainer.step}")
+    begun = f"; resumed at step {trainer.step}" if resumed else ""
+    console.print(f"{len(corpus.utterances)} utterances, {corpus.seconds / 3600:.2f} h; {size}{begun}")
     try:
         trainer.run()
     except CheckpointError as error:
