@@ -3,7 +3,10 @@
 import itertools
 import json
 import shutil
+import subprocess
+import sys
 import tarfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +97,26 @@ def test_what_was_spoken_before_an_interruption_stays(tmp_path: Path):
         synthesis.synthesize(SENTENCES, synthesis.find_voices()[:1], 1.0, tmp_path / "out", progress=interrupt)
     corpus = load_corpus(tmp_path / "out" / "train.jsonl", tmp_path / "cache")
     assert len(corpus.utterances) == 3 and corpus.seconds == pytest.approx(sum(heard), rel=0.02)
+
+
+@needs_voices
+def test_what_was_spoken_before_the_program_is_killed_stays(tmp_path: Path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(SENTENCES))
+    manifest, command = tmp_path / "out" / "train.jsonl", Path(sys.executable).with_name("mocha-asr")
+    options = ("--hours", "9", "--text", text, "--out", manifest.parent)
+    speaking = subprocess.Popen([command, "synthesize", *options], stderr=subprocess.DEVNULL)
+    try:
+        while speaking.poll() is None and (not manifest.exists() or manifest.read_bytes().count(b"\n") < 5):
+            time.sleep(0.02)
+    finally:
+        speaking.kill()
+        speaking.wait()
+    *_, shard = sorted(manifest.parent.glob("*.tar"))
+    with shard.open("ab") as torn:
+        torn.write(shard.read_bytes()[:700])  # as if it had been killed while it wrote what was spoken next
+    corpus = load_corpus(manifest, tmp_path / "cache")
+    assert len(corpus.utterances) == manifest.read_bytes().count(b"\n") >= 5
 
 
 @needs_voices

@@ -212,18 +212,26 @@ def _shard_recordings(manifest: Path) -> Iterator[Undecoded]:
     for shard, wanted in by_shard.items():
         try:
             with tarfile.open(manifest.parent / shard) as tar:
-                for member in track(tar.getmembers(), f"decoding {shard}", transient=True):
-                    key, _, suffix = member.name.rpartition(".")
-                    file = tar.extractfile(member)
-                    if key not in wanted or suffix == "json" or file is None:
-                        continue
-                    row = wanted.pop(key)
-                    utterance = Utterance(key, row["text"] or "", row.get("speaker") or "", row["corpus"], 0, 0)
-                    yield utterance, partial(decode_audio, file.read(), member.name)
+                files = _files(tar, wanted)
+                for row, name, data in track(files, f"decoding {shard}", total=len(wanted), transient=True):
+                    utterance = Utterance(row["key"], row["text"] or "", row.get("speaker") or "", row["corpus"], 0, 0)
+                    yield utterance, partial(decode_audio, data, name)
         except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
             raise CorpusError(f"{manifest.parent / shard}: not a readable shard ({error})") from error
         if wanted:
             raise CorpusError(f"{manifest.parent / shard}: lacks {len(wanted)} recordings, {next(iter(wanted))} first")
+
+
+def _files(tar: tarfile.TarFile, wanted: dict[str, dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str, bytes]]:
+    """Rows with the names and bytes of their recordings; each is taken out of `wanted`.
+
+    What comes after the last of them is not read: it may be torn, if the program that wrote it was killed.
+    """
+    while wanted and (member := tar.next()):
+        key, _, suffix = member.name.rpartition(".")
+        file = tar.extractfile(member)
+        if key in wanted and suffix != "json" and file is not None:
+            yield wanted.pop(key), member.name, file.read()
 
 
 def _lhotse_recordings(manifest: Path) -> Iterator[Undecoded]:

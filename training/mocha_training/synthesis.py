@@ -222,7 +222,10 @@ def synthesize(
 
 
 class _Shards:
-    """Tar shards and their manifest, written as utterances come; without any, no manifest is left."""
+    """Tar shards and their manifest, written as utterances come; without any, no manifest is left.
+
+    Whenever the program is killed, the shards have what the manifest names.
+    """
 
     def __init__(self, out: Path, manifest: Path) -> None:
         self.count = 0
@@ -243,7 +246,8 @@ class _Shards:
         name = f"train-{self.count // UTTERANCES_PER_SHARD:03d}.tar"
         if self.count % UTTERANCES_PER_SHARD == 0:
             self._shard.close()
-            self._tar = self._shard.enter_context(tarfile.open(self._out / name, "w"))  # noqa: SIM115
+            self._file = self._shard.enter_context((self._out / name).open("wb"))
+            self._tar = self._shard.enter_context(tarfile.open(fileobj=self._file, mode="w"))  # noqa: SIM115
         row: dict[str, str | float] = {
             "key": f"synthetic-{self.count:06d}",
             "text": reading.spoken,
@@ -254,7 +258,9 @@ class _Shards:
         }
         _add(self._tar, f"{row['key']}.ogg", recording)
         _add(self._tar, f"{row['key']}.json", json.dumps(row).encode())
+        self._file.flush()
         self._manifest.write(json.dumps({**row, "shard": name}) + "\n")
+        self._manifest.flush()
         self.count += 1
 
 
