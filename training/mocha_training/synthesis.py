@@ -222,28 +222,27 @@ def synthesize(
 
 
 class _Shards:
-    """Tar shards and their manifest, written as utterances come; without any, no manifest is left.
+    """Tar shards and their manifest, written as utterances come; without any, there is no manifest.
 
     Whenever the program is killed, the shards have what the manifest names.
     """
 
     def __init__(self, out: Path, manifest: Path) -> None:
         self.count = 0
-        self._out, self._path, self._shard = out, manifest, ExitStack()
+        self._out, self._path, self._shard, self._all = out, manifest, ExitStack(), ExitStack()
 
     def __enter__(self) -> "_Shards":
-        self._manifest = self._path.open("x", encoding="utf-8")
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._manifest.close()
-        if not self.count:
-            self._path.unlink()
+        self._all.close()
         self._shard.close()
 
     def add(self, reading: Reading, recording: bytes, duration: float) -> None:
         """One more utterance, of `duration` seconds; the manifest names it once the shard has it."""
         name = f"train-{self.count // UTTERANCES_PER_SHARD:03d}.tar"
+        if self.count == 0:
+            self._manifest = self._all.enter_context(self._path.open("x", encoding="utf-8"))
         if self.count % UTTERANCES_PER_SHARD == 0:
             self._shard.close()
             self._file = self._shard.enter_context((self._out / name).open("wb"))
