@@ -105,17 +105,43 @@ def has_ctc_path(num_frames: Tensor, tokens: Tensor, num_tokens: Tensor) -> Tens
 
 
 def ctc_boundaries(log_probs: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: Tensor) -> Tensor:
-    """Last frame of each token in the CTC forced alignment, [B, U] int64; -1 for eos, padding and impossible rows."""
-    from torchaudio.functional import forced_align
+    """Last frame of each token in the CTC forced alignment, [B, U] int64; -1 for eos, padding and impossible rows.
 
-    result = torch.full_like(tokens, -1)
+    All rows at once, frame by frame (Viterbi over Graves et al. 2006, section 4.1), on the device of `log_probs`; of
+    paths that are equally likely the one that stays where it is.
+    """
+    best, steps = _viterbi(log_probs.detach().float(), tokens)
+    row = torch.arange(len(tokens), device=tokens.device)
+    frame = torch.arange(len(steps), device=tokens.device)[:, None]
+    steps = steps.masked_fill((frame >= num_frames)[..., None], 0)  # after its last frame a row stays in its last state
+    end = 2 * (num_tokens - 1)  # the blank after the last character
+    final = best[(num_frames - 1).clamp(min=0), row]
+    ends_blank = final.gather(1, end[:, None]) >= final.gather(1, (end - 1).clamp(min=0)[:, None])
+    states = [torch.where(ends_blank[:, 0], end, end - 1).clamp(min=0)]
+    for step in reversed(steps[1:].unbind()):
+        states.append(states[-1] - step.gather(1, states[-1][:, None])[:, 0])
+    path = torch.stack(states[::-1])  # [T, B], each a blank (even) or the character (state - 1) / 2
+    last = torch.full((len(tokens), best.shape[2]), -1, device=tokens.device)
+    last.scatter_reduce_(1, path.t(), torch.where(frame < num_frames, frame, -1).t(), "amax")
+    result = functional.pad(last[:, 1::2], (0, 1), value=-1)
     aligned = has_ctc_path(num_frames, tokens, num_tokens) & (num_tokens > 1)
-    for row in aligned.nonzero()[:, 0].tolist():
-        target, frames = tokens[row, : int(num_tokens[row]) - 1], int(num_frames[row])
-        path, _ = forced_align(log_probs[row : row + 1, :frames].detach().cpu(), target[None].int().cpu(), blank=0)
-        labels = path[0]
-        starts = labels.ne(0) & functional.pad(labels[1:].ne(labels[:-1]), (1, 0), value=True)
-        run = functional.pad(labels[1:].ne(labels[:-1]), (0, 1), value=True) & labels.ne(0)
-        if int(starts.sum()) == len(target):
-            result[row, : len(target)] = run.nonzero()[:, 0].to(tokens.device)
-    return result
+    return result.masked_fill(~(aligned[:, None] & valid_mask(num_tokens - 1, tokens.shape[1])), -1)
+
+
+def _viterbi(log_probs: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probability of the likeliest path to each state at each frame, [T, B, 2 U - 1], and how many it came by."""
+    batch_size, length = tokens.shape
+    labels = tokens.new_zeros(batch_size, 2 * length - 1)  # blanks, and the characters between them
+    labels[:, 1::2] = tokens[:, :-1]
+    never = torch.finfo(torch.float32).min / 4
+    skips = torch.full(labels.shape, 2 * never, device=tokens.device)
+    skips[:, 3::2].masked_fill_(tokens[:, 1:-1] != tokens[:, :-2], 0.0)  # past the blank between two that differ
+    emitted = log_probs.gather(2, labels[:, None].expand(-1, log_probs.shape[1], -1)).transpose(0, 1).contiguous()
+    best = torch.full((len(emitted), batch_size, labels.shape[1] + 2), never, device=tokens.device)  # two before all
+    steps = torch.zeros(emitted.shape, dtype=torch.int8, device=tokens.device)
+    best[0, :, 2:4] = emitted[0, :, :2]
+    for t in range(1, len(emitted)):
+        before = best[t - 1]
+        likeliest, steps[t] = torch.stack([before[:, 2:], before[:, 1:-1], before[:, :-2] + skips]).max(0)
+        torch.add(likeliest, emitted[t], out=best[t, :, 2:])
+    return best[..., 2:], steps

@@ -10,6 +10,7 @@ nothing of command lines.
 
 import json
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -241,7 +242,7 @@ class Trainer:
         return self.config.learning_rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * self.progress)))
 
     def _loader(self) -> DataLoader[Batch]:
-        workers = 0 if self.device.type == "cpu" else 8
+        workers = 0 if self.device.type == "cpu" else max(1, (os.cpu_count() or 1) // self.world - 1)
         return DataLoader(self._epoch(self.epoch, self.batch_in_epoch), batch_size=None, num_workers=workers)
 
     def _epoch(self, number: int, first: int) -> EpochBatches:
