@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import typer
+from torchaudio.functional import forced_align
 from typer.testing import CliRunner
 
 from mocha_model.checkpoint import BUNDLED, CheckpointError, load_checkpoint, save_checkpoint
@@ -260,6 +261,28 @@ def test_ctc_boundaries_are_the_last_frames_of_each_character():
         log_probs[0, frame, label] = 0
     tokens = torch.tensor([[4, 5, 5, 2]])
     assert losses.ctc_boundaries(log_probs, torch.tensor([9]), tokens, torch.tensor([4])).tolist() == [[2, 4, 7, -1]]
+
+
+def test_ctc_boundaries_of_a_batch_are_those_of_each_row_as_torchaudio_aligns_it():
+    generator = torch.Generator().manual_seed(3)
+    log_probs = (3 * torch.randn(12, 40, 7, generator=generator)).log_softmax(2)
+    num_frames = torch.randint(12, 41, (12,), generator=generator)
+    num_tokens = torch.randint(1, 12, (12,), generator=generator)  # some rows cannot be aligned: too many, or none
+    tokens = torch.randint(4, 7, (12, 11), generator=generator)  # few symbols, so that many come twice
+    tokens[torch.arange(11) >= num_tokens[:, None]] = 0
+    tokens[torch.arange(12), num_tokens - 1] = 2
+    num_frames[0] = 3
+    found = losses.ctc_boundaries(log_probs, num_frames, tokens, num_tokens)
+    possible = losses.has_ctc_path(num_frames, tokens, num_tokens) & (num_tokens > 1)
+    assert possible.sum() > 6 and not possible[0]
+    for row, ends in enumerate(found.tolist()):
+        target = tokens[None, row, : int(num_tokens[row]) - 1]
+        wanted = []
+        if possible[row]:
+            [path], _ = forced_align(log_probs[row : row + 1, : int(num_frames[row])], target.int(), blank=0)
+            after = [*path.tolist()[1:], 0]
+            wanted = [n for n, label in enumerate(path.tolist()) if label and after[n] != label]
+        assert ends == wanted + [-1] * (11 - len(wanted))
 
 
 def test_loss_falls(corpus: Corpus, tmp_path: Path):
