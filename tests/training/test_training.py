@@ -35,7 +35,7 @@ from mocha_training.data import Batch, Corpus, CorpusError, load_corpus, make_ba
 from mocha_training.denominator import character_trigrams, denominator
 from mocha_training.evaluate import Result, evaluate_corpus, summarize, symbol_latencies
 from mocha_training.path import drawn_slips, path_losses, sampled, slipped
-from mocha_training.recipes import RECIPES, plain, spliced
+from mocha_training.recipes import accented, plain
 from mocha_training.trainer import Trainer
 from mocha_training.weights import grown
 from tests.training.made_up import needs_voice, said
@@ -525,12 +525,12 @@ def test_train_changes_dropout_and_hop_of_a_checkpoint_and_splices(
 ):
     monkeypatch.setenv("MOCHA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(splicing, "_divide", lambda *arguments: [1] * len(arguments[-1]))
-    quick = {"dropout": 0.5, "bf16": False, "augment": AugmentConfig(splice_probability=1.0)}
-    monkeypatch.setitem(RECIPES, "spliced", lambda: spliced().model_copy(update=quick))
     texts: list[str] = []
     make = Augmenter.make
     monkeypatch.setattr(Augmenter, "make", lambda *a: (example := make(*a), texts.append(example[1]))[0])
-    options = ("--recipe", "spliced", "--hop-samples", 128, "--steps", 1, "--device", "cpu", "--init", BUNDLED)
+    settings = ("hop_samples=128", "dropout=0.5", "bf16=false", "augment.splice_probability=1")
+    options = ["--recipe", "spliced", "--steps", 1, "--device", "cpu", "--init", BUNDLED]
+    options += [part for setting in settings for part in ("--set", setting)]
     status, _ = said("train", *options, "--data", manifest.parent, "--out", tmp_path / "run")
     last, before = load_checkpoint(tmp_path / "run" / "final.safetensors"), load_checkpoint(BUNDLED).config
     assert status == 0 and last.config.encoder.dropout == 0.5 != before.encoder.dropout
@@ -540,6 +540,18 @@ def test_train_changes_dropout_and_hop_of_a_checkpoint_and_splices(
     average_checkpoints([BUNDLED, tmp_path / "run" / "final.safetensors"], tmp_path / "mean.safetensors")
     assert load_checkpoint(tmp_path / "mean.safetensors").config == last.config
     assert set(texts) - {u.text for u in load_corpus(manifest).utterances}  # made of two
+
+
+def test_fields_of_a_recipe_are_set_by_name():
+    settings = ["batch_seconds=600", "augment.gain_db=[-8, 8]", "augment.time_masks=0", "rate_drops=[[10, 0.5]]"]
+    config = accented().changed([*settings, "attention=expected", "slip_probability=0", "sampling_probability=0"])
+    assert (config.batch_seconds, config.attention, config.rate_drops) == (600, "expected", ((10, 0.5),))
+    assert (config.augment.gain_db, config.augment.time_masks) == ((-8, 8), 0)
+    assert config.augment.microphone_probability == accented().augment.microphone_probability  # as it was
+    assert accented().changed([]) == accented()
+    for wrong in ("batch_seconds", "no_such=1", "augment.no_such=1", "seed.seed=1", "batch_seconds=-1", "seed=x"):
+        with pytest.raises(ValueError, match=wrong.partition("=")[0].rpartition(".")[2]):
+            accented().changed([wrong])
 
 
 def test_the_last_recipe_changes_what_the_ctc_head_says_and_nothing_else(

@@ -85,13 +85,13 @@ def train(
     init: Annotated[Path | None, typer.Option(help="start from the weights of this checkpoint")] = None,
     max_minutes: Annotated[float | None, typer.Option(help="time budget, for the schedules too")] = None,
     steps: Annotated[int | None, typer.Option(help="length of the run, instead of the recipe's")] = None,
-    hop_samples: Annotated[int | None, typer.Option(min=1, help="from frame to frame of features")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="the highest, instead of the recipe's")] = None,
     seed: Annotated[int | None, typer.Option(help="of everything random, instead of the recipe's")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda" if torch.cuda.is_available() else "cpu",
-    dev_utterances: Annotated[
-        int, typer.Option(min=0, help="dev utterances in evaluations during training; 0 for no evaluations")
-    ] = 150,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="field of the recipe, as batch_seconds=600; may be given again")
+    ] = None,
+    dev_utterances: Annotated[int, typer.Option(min=0, help="of dev, in evaluations meanwhile; 0: none")] = 150,
 ) -> None:
     """Train a recogniser; progress on the terminal, curves and alignment pictures in TensorBoard.
 
@@ -100,11 +100,11 @@ def train(
     if init is not None and any(x is not None for x in (mechanism, chunk_width)):
         raise _fail("--init brings an attention, so there is no --mechanism or --chunk-width beside it")
     changes: dict[str, Any] = {"max_minutes": max_minutes, "steps": steps, "seed": seed, "preset": preset}
-    changes |= {"learning_rate": learning_rate, "ctc_only": 1.0 if ctc_only else None, "hop_samples": hop_samples}
+    changes |= {"learning_rate": learning_rate, "ctc_only": 1.0 if ctc_only else None}
     device = _joined(device)
     keep_memory()
     try:
-        config = _configured(recipe, changes)
+        config = _configured(recipe, changes).changed(settings or ())
         if init is None and not (out / "last.pt").is_file():
             refuse_without_model(config)
         corpus = _training_corpus(data, config)

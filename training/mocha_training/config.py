@@ -1,6 +1,8 @@
 """Everything a training run is told, in one typed object that travels in its checkpoints. No tensors, no paths."""
 
-from typing import Literal, Self
+import json
+from collections.abc import Iterable
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -114,6 +116,23 @@ class TrainConfig(BaseModel):
     average_last: int = Field(5, ge=1, description="checkpoints kept, and averaged at the end")
     augment: AugmentConfig = AugmentConfig()
 
+    def changed(self, settings: Iterable[str]) -> Self:
+        """With fields as in "batch_seconds=600" or "augment.gain_db=[-8, 8]": values in JSON, or else plain text.
+
+        Raises ValueError for a field that there is not, or a value that it cannot have.
+        """
+        fields = self.model_dump()
+        for setting in settings:
+            path, equals, value = setting.partition("=")
+            *outer, name = path.split(".")
+            place: Any = fields
+            for part in outer:
+                place = place.get(part) if isinstance(place, dict) else None
+            if not equals or not isinstance(place, dict) or name not in place:
+                raise ValueError(f"{setting!r}: not NAME=VALUE of a field of the recipe, or NAME.NAME=VALUE")
+            place[name] = _read(value)
+        return self.model_validate(fields)
+
     @model_validator(mode="after")
     def _options_go_together(self) -> Self:
         if self.neighbour_smoothing and (self.label_smoothing or len(self.neighbour_smoothing) % 2 == 0):
@@ -131,3 +150,10 @@ class TrainConfig(BaseModel):
         if self.keep_phones and not (self.phone_weight and self.ctc_only == 1):
             raise ValueError("keep_phones is of a run with a phone_weight, and with ctc_only 1")
         return self
+
+
+def _read(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value

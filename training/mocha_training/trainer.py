@@ -133,7 +133,8 @@ class Trainer:
             for module in self.model.encoder.modules():
                 if isinstance(module, MaskedBatchNorm):
                     module.eval()  # its statistics stay too
-        batch = (batch.twice() if self.config.consistency_weight else batch).to(self.device)
+        batch = batch.to(self.device)
+        batch = batch.twice() if self.config.consistency_weight else batch
         for parameter in self.parameters:
             parameter.grad = None
         with perturbed(self.noisy, self.weight_noise_std()):
