@@ -15,10 +15,9 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 
 BINARY = shutil.which("firefox-esr") or shutil.which("firefox")
-PULSEAUDIO = shutil.which("pulseaudio")
+PULSEAUDIO = shutil.which("pulseaudio") and shutil.which("pacat")  # which comes with it
 SLOW_S = 120  # a guard against hanging, no measure
 PREFERENCES = {
-    "media.navigator.streams.fake": True,  # the microphone is a tone
     "media.navigator.permission.disabled": True,
     "datareporting.policy.dataSubmissionEnabled": False,
     "app.normandy.enabled": False,
@@ -37,15 +36,27 @@ async def until(condition: Callable[[], Any]) -> Any:
 
 
 @asynccontextmanager
-async def sound(folder: Path) -> AsyncIterator[dict[str, str]]:
-    """An environment with a loudspeaker that nobody hears: without one, Firefox runs no audio at all."""
-    address = folder / "sound"
-    modules = ["--load=module-null-sink", f"--load=module-native-protocol-unix socket={address} auth-anonymous=1"]
-    options = ["-n", "--daemonize=no", "--use-pid-file=no", "--exit-idle-time=-1", *modules]
+async def sound(folder: Path, pcm: bytes) -> AsyncIterator[dict[str, str]]:
+    """An environment with a loudspeaker that nobody hears and a microphone that hears `pcm` (16 kHz) for an hour.
+
+    Without a loudspeaker, Firefox runs no audio at all.
+    """
+    address, heard = folder / "sound", folder / "heard.raw"
+    heard.write_bytes(pcm)
+    modules = [
+        "module-null-sink sink_name=loudspeaker",
+        "module-null-sink sink_name=air",
+        "module-remap-source master=air.monitor source_name=microphone",
+        f"module-native-protocol-unix socket={address} auth-anonymous=1",
+    ]
+    options = ["-n", "--daemonize=no", "--use-pid-file=no", "--exit-idle-time=-1", *(f"--load={m}" for m in modules)]
     home = {**os.environ, "HOME": str(folder), "XDG_RUNTIME_DIR": str(folder)}
-    async with _process([str(PULSEAUDIO), *options], home, folder / "sound.log"):
+    server = {"PULSE_SERVER": f"unix:{address}"}
+    play = f"for n in $(seq 3600); do cat '{heard}'; done | pacat --device=air --rate=16000 --channels=1 --format=s16le"
+    async with _process(["pulseaudio", *options], home, folder / "sound.log"):
         await until(address.exists)
-        yield {**os.environ, "PULSE_SERVER": f"unix:{address}"}
+        async with _process(["sh", "-c", play], {**home, **server}, folder / "pacat.log"):
+            yield {**os.environ, **server, "PULSE_SINK": "loudspeaker", "PULSE_SOURCE": "microphone"}
 
 
 @asynccontextmanager

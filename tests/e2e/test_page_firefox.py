@@ -1,4 +1,4 @@
-"""The page in headless Firefox: files, and the browser's fake microphone, which is a tone."""
+"""The page in headless Firefox: files, and a microphone that hears speech."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -16,9 +16,9 @@ pytestmark = [
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[firefox.Firefox]:
+async def browser(tmp_path_factory: pytest.TempPathFactory, speech: Any) -> AsyncIterator[firefox.Firefox]:
     folder = tmp_path_factory.mktemp("firefox")
-    async with firefox.sound(folder) as environment, firefox.started(folder, environment) as running:
+    async with firefox.sound(folder, speech.pcm) as environment, firefox.started(folder, environment) as running:
         yield running
 
 
