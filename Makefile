@@ -16,8 +16,9 @@ setup: .venv/.ready
 serve: setup
 	$(BIN)/mocha-asr serve
 
+# A file's tests stay in one process: they share its servers.
 test: setup
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .

@@ -37,7 +37,7 @@ async def until(condition: Callable[[], Any]) -> Any:
 
 @asynccontextmanager
 async def sound(folder: Path, pcm: bytes) -> AsyncIterator[dict[str, str]]:
-    """An environment with a loudspeaker that nobody hears and a microphone that hears `pcm` (16 kHz) for an hour.
+    """An environment with a loudspeaker that nobody hears and a microphone that hears `pcm` (16 kHz) again and again.
 
     Without a loudspeaker, Firefox runs no audio at all.
     """

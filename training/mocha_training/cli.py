@@ -48,7 +48,7 @@ HeldOut = Annotated[
 
 
 def _fail(message: object) -> typer.Exit:
-    console.print(f"[red]error:[/red] {escape(str(message))}")
+    console.print(f"[red]error:[/red] {escape(str(message))}", soft_wrap=True)
     return typer.Exit(1)
 
 

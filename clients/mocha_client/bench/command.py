@@ -59,7 +59,7 @@ def bench(
                 load = _socket_load(target, audio, piece_ms, processes, spread_s)
             report = _search(load, streams, most, limit_ms) if search else load(streams).report()
     except (SourceError, ConnectionError) as error:
-        console.print(f"[red]error:[/red] {escape(str(error))}")
+        console.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(1) from error
     if as_json:
         print(json.dumps(report))
