@@ -52,7 +52,7 @@ async def sound(folder: Path, pcm: bytes) -> AsyncIterator[dict[str, str]]:
     options = ["-n", "--daemonize=no", "--use-pid-file=no", "--exit-idle-time=-1", *(f"--load={m}" for m in modules)]
     home = {**os.environ, "HOME": str(folder), "XDG_RUNTIME_DIR": str(folder)}
     server = {"PULSE_SERVER": f"unix:{address}"}
-    play = f"for n in $(seq 3600); do cat '{heard}'; done | pacat --device=air --rate=16000 --channels=1 --format=s16le"
+    play = f"while cat '{heard}'; do :; done | pacat --device=air --rate=16000 --channels=1 --format=s16le"
     async with _process(["pulseaudio", *options], home, folder / "sound.log"):
         await until(address.exists)
         async with _process(["sh", "-c", play], {**home, **server}, folder / "pacat.log"):

@@ -51,7 +51,7 @@ def main() -> None:
             if not commands[asked].module.startswith("mocha_training") or str(error.name).startswith("mocha_"):
                 raise
             lacks = f"{asked} needs {error.name}: install mocha-asr with the extra `train`"
-            console.print(f"[red]error:[/red] {escape(lacks)}", highlight=False, soft_wrap=True)
+            _complain(lacks)
             raise SystemExit(1) from error
         sys.argv = [f"mocha-asr {asked}", *sys.argv[2:]]
         app()
@@ -60,7 +60,7 @@ def main() -> None:
         for name in sorted(commands):
             print(f"  {name:<14}{SUMMARIES.get(name, '')}")
         if asked not in ("--help", "-h"):
-            console.print(f"[red]error:[/red] no such command: {escape(asked)}", soft_wrap=True)
+            _complain(f"no such command: {asked}")
             raise SystemExit(2)
 
 
@@ -104,14 +104,19 @@ def stream(
             paced = _paced(pieces, chunk_ms / 1000 if realtime else 0.0)
             asyncio.run(_stream(paced, start, url, _view(as_json), captions))
     except (ClientError, SourceError, OSError) as error:
-        console.print("[red]error:[/red]", escape(str(error)), highlight=False, soft_wrap=True)
+        _complain(error)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         print()
 
 
+def _complain(why: object) -> None:
+    """One line, however long: a path in it stays whole."""
+    console.print("[red]error:[/red]", escape(str(why)), highlight=False, soft_wrap=True)
+
+
 def _refuse(why: str) -> NoReturn:
-    console.print(f"[red]error:[/red] {escape(why)}", soft_wrap=True)
+    _complain(why)
     raise typer.Exit(2)
 
 

@@ -62,27 +62,27 @@ def serve(
     try:
         settings = Settings(**{k: value for k, value in given.items() if value is not None})  # type: ignore[arg-type]
     except ValidationError as error:
-        console.print(
-            f"[red]error:[/red] {escape(explain(error))} (see the options of serve and MOCHA_... variables)",
-            soft_wrap=True,
-        )
+        _complain(f"{explain(error)} (see the options of serve and MOCHA_... variables)")
         raise typer.Exit(1) from error
     if settings.wyoming_port:
         _check_free(settings.host, settings.wyoming_port)
     try:
         app = create_app(settings)
     except (CheckpointError, LanguageModelError) as error:
-        console.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
+        _complain(error)
         raise typer.Exit(1) from error
     shown = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0") else settings.host
     console.print(f"open http://{shown}:{settings.port}/ and speak; API documentation at /docs")
     try:
         serving.run(app, settings.host, settings.port, settings.workers)
     except OSError as error:
-        console.print(
-            f"[red]error:[/red] cannot listen at {settings.host}:{settings.port} ({error.strerror})", soft_wrap=True
-        )
+        _complain(f"cannot listen at {settings.host}:{settings.port} ({error.strerror})")
         raise typer.Exit(1) from error
+
+
+def _complain(why: object) -> None:
+    """One line, however long: a path in it stays whole."""
+    console.print(f"[red]error:[/red] {escape(str(why))}", soft_wrap=True)
 
 
 def _check_free(host: str, port: int) -> None:
@@ -90,7 +90,7 @@ def _check_free(host: str, port: int) -> None:
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
-        console.print(f"[red]error:[/red] cannot listen for Wyoming at {host}:{port}: {error.strerror}", soft_wrap=True)
+        _complain(f"cannot listen for Wyoming at {host}:{port}: {error.strerror}")
         raise typer.Exit(1) from error
 
 
@@ -124,7 +124,7 @@ def transcribe(
         if beam:
             recognizer = recognizer.searching(beam)
     except (CheckpointError, LanguageModelError) as error:
-        console.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
+        _complain(error)
         raise typer.Exit(1) from error
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
@@ -132,7 +132,7 @@ def transcribe(
             try:
                 segments = list(_segments(recognizer, path, bar))
             except (AudioError, OSError) as error:
-                console.print(f"[red]error:[/red] {escape(f'{path}: {error}')}", soft_wrap=True)
+                _complain(f"{path}: {error}")
                 failed = True
                 continue
             sys.stdout.write(_render(segments, output))

@@ -179,8 +179,9 @@ def test_wrong_options_are_explained(lively_server: Any, tmp_path: Path):
     assert run("--microphone", "--encoding", "mulaw")[0] == 2
     code, errors = run(str(CLIP), "--captions", str(tmp_path / "nowhere" / "live.srt"))
     assert code == 1 and "nowhere" in errors
-    code, errors = run(str(tmp_path / "missing.raw"), "--encoding", "mulaw")
-    assert code == 1 and "missing.raw" in errors
+    missing = tmp_path / f"missing-{'x' * 90}.raw"
+    code, errors = run(str(missing), "--encoding", "mulaw")
+    assert code == 1 and f"error: {missing}: cannot be read" in errors  # its path is whole
 
 
 async def test_what_a_source_raises_reaches_its_listener():

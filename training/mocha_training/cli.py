@@ -91,7 +91,7 @@ def train(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="field of the recipe, as batch_seconds=600; may be given again")
     ] = None,
-    dev_utterances: Annotated[int, typer.Option(min=0, help="of dev, in evaluations meanwhile; 0: none")] = 150,
+    dev_utterances: Annotated[int, typer.Option(min=0, help="dev utterances in evaluations; 0: none")] = 150,
 ) -> None:
     """Train a recogniser; progress on the terminal, curves and alignment pictures in TensorBoard.
 

@@ -133,11 +133,10 @@ def _viterbi(log_probs: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     batch_size, length = tokens.shape
     labels = tokens.new_zeros(batch_size, 2 * length - 1)  # blanks, and the characters between them
     labels[:, 1::2] = tokens[:, :-1]
-    never = torch.finfo(torch.float32).min / 4
-    skips = torch.full(labels.shape, 2 * never, device=tokens.device)
+    skips = torch.full(labels.shape, -torch.inf, device=tokens.device)
     skips[:, 3::2].masked_fill_(tokens[:, 1:-1] != tokens[:, :-2], 0.0)  # past the blank between two that differ
     emitted = log_probs.gather(2, labels[:, None].expand(-1, log_probs.shape[1], -1)).transpose(0, 1).contiguous()
-    best = torch.full((len(emitted), batch_size, labels.shape[1] + 2), never, device=tokens.device)  # two before all
+    best = emitted.new_full((len(emitted), batch_size, labels.shape[1] + 2), -torch.inf)  # two before all
     steps = torch.zeros(emitted.shape, dtype=torch.int8, device=tokens.device)
     best[0, :, 2:4] = emitted[0, :, :2]
     for t in range(1, len(emitted)):

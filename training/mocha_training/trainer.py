@@ -243,7 +243,8 @@ class Trainer:
         return self.config.learning_rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * self.progress)))
 
     def _loader(self) -> DataLoader[Batch]:
-        workers = 0 if self.device.type == "cpu" else max(1, (os.cpu_count() or 1) // self.world - 1)
+        beside = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # processes of the run on this machine
+        workers = 0 if self.device.type == "cpu" else max(1, (os.cpu_count() or 1) // beside - 1)
         return DataLoader(self._epoch(self.epoch, self.batch_in_epoch), batch_size=None, num_workers=workers)
 
     def _epoch(self, number: int, first: int) -> EpochBatches:
