@@ -1,4 +1,8 @@
-"""One .safetensors file: weights, configuration, vocabulary, normalisation and provenance. Never pickle."""
+"""One .safetensors file: weights, configuration, vocabulary, normalisation and provenance. Never pickle.
+
+A compact one takes a byte for each weight of the encoder's LSTM layers: an integer, times a scale of its row. They are
+the integers that streams multiply anyway (`quantized`), so what is read is what the weights before would have read.
+"""
 
 import json
 from dataclasses import dataclass
@@ -9,13 +13,17 @@ import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
+from torch import Tensor
 
 from mocha_model.confidence import Calibration
 from mocha_model.config import ModelConfig
 from mocha_model.model import SpeechModel
+from mocha_model.quantized import dequantized, in_integers
 from mocha_model.tokenizer import Tokenizer, Units
 
-FORMAT = "mocha-asr/1"
+FORMAT = "mocha-asr/2"
+FORMATS = (FORMAT, "mocha-asr/1")  # the first had no integers, so it can be read in the same way
+SCALE = ".scale"  # after the name of a weight in integers: what each of its rows is to be multiplied by
 BUNDLED = Path(__file__).parent / "checkpoints" / "default.safetensors"
 
 
@@ -40,8 +48,16 @@ def save_checkpoint(
     model: SpeechModel,
     tokenizer: Tokenizer,
     provenance: dict[str, Any],
+    compact: bool = False,
 ) -> None:
-    """Write `model` (weights in the dtype they have) with its vocabulary and a JSON-able `provenance`; atomically."""
+    """Write `model` with its vocabulary and a JSON-able `provenance`; atomically.
+
+    Weights are in the dtype they have or, if `compact`, those of the encoder's LSTM layers int8, all others float16.
+
+    Raises:
+        CheckpointError: nothing is written, since a weight of a compact one is not a number of float16.
+
+    """
     metadata = {
         "format": FORMAT,
         "config": model.config.model_dump_json(),
@@ -49,7 +65,8 @@ def save_checkpoint(
         "units": tokenizer.units,
         "provenance": json.dumps(provenance, ensure_ascii=False),
     }
-    _write(Path(path), {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}, metadata)
+    weights = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
+    _write(Path(path), _compact(weights, path) if compact else weights, metadata)
 
 
 def calibrate_checkpoint(path: Path, calibration: Calibration, file_calibration: Calibration) -> None:
@@ -65,7 +82,32 @@ def calibrate_checkpoint(path: Path, calibration: Calibration, file_calibration:
     _write(path, weights, metadata)
 
 
-def _write(target: Path, weights: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+def _compact(weights: dict[str, Tensor], path: str | Path) -> dict[str, Tensor]:
+    compact = {}
+    for name, weight in weights.items():
+        if not weight.is_floating_point():
+            compact[name] = weight
+        elif name.startswith("encoder.stack.") and weight.ndim == 2:
+            compact[name], compact[name + SCALE] = in_integers(weight.float())
+        else:
+            compact[name] = weight.half()
+        if not compact.get(name + SCALE, compact[name]).isfinite().all():
+            raise CheckpointError(f"{path} is not written: {name} has values that float16 does not")
+    return compact
+
+
+def _restored(stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a checkpoint as float32; raises KeyError for integers without a scale."""
+    weights = {}
+    for name, tensor in stored.items():
+        if tensor.dtype == torch.int8:
+            weights[name] = dequantized(tensor, stored[name + SCALE])
+        elif name.removesuffix(SCALE) not in stored or not name.endswith(SCALE):
+            weights[name] = tensor.float() if tensor.is_floating_point() else tensor
+    return weights
+
+
+def _write(target: Path, weights: dict[str, Tensor], metadata: dict[str, str]) -> None:
     partial = target.with_name(target.name + ".partial")
     partial.write_bytes(save(weights, metadata))  # unlike save_file, with the permissions of other new files
     partial.replace(target)
@@ -87,7 +129,7 @@ def load_checkpoint(path: str | Path | None = None, device: str = "cpu") -> Chec
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: not a readable safetensors file, perhaps truncated ({error})") from error
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") not in FORMATS:
         raise CheckpointError(f"{path}: not a {FORMAT} checkpoint (its format says {metadata.get('format')!r})")
     try:
         config = ModelConfig.model_validate_json(metadata["config"])
@@ -98,8 +140,7 @@ def load_checkpoint(path: str | Path | None = None, device: str = "cpu") -> Chec
         if tokenizer.vocab_size != config.vocab_size:
             raise ValueError(f"{tokenizer.vocab_size} symbols for a model of {config.vocab_size}")
         model = SpeechModel(config)
-        weights = {name: t.float() if t.is_floating_point() else t for name, t in weights.items()}
-        model.load_state_dict(weights)
+        model.load_state_dict(_restored(weights))
     except (KeyError, ValidationError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{path}: its parts do not fit together ({error})") from error
     return Checkpoint(model.to(torch.device(device)).eval(), config, tokenizer, provenance, *calibrations)

@@ -235,10 +235,18 @@ def small(vocab_size: int) -> ModelConfig:
 
 
 def medium(vocab_size: int) -> ModelConfig:
-    """The bundled model: as `small`, with LSTM-448 layers; about 6.8 M parameters."""
-    sizes = small(vocab_size)
-    wider = sizes.encoder.model_copy(update={"lstm_sizes": (448, 448, 448), "projection_size": 448})
-    return sizes.model_copy(update={"encoder": wider})
+    """As `small`, with LSTM-448 layers; about 6.8 M parameters."""
+    return _with_lstm_size(small(vocab_size), 448)
+
+
+def wide(vocab_size: int) -> ModelConfig:
+    """As `small`, with LSTM-640 layers; about 12.3 M parameters."""
+    return _with_lstm_size(small(vocab_size), 640)
+
+
+def _with_lstm_size(config: ModelConfig, size: int) -> ModelConfig:
+    encoder = {"lstm_sizes": (size,) * len(config.encoder.lstm_sizes), "projection_size": size}
+    return config.model_copy(update={"encoder": config.encoder.model_copy(update=encoder)})
 
 
 def large(vocab_size: int) -> ModelConfig:

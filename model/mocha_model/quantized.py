@@ -24,6 +24,21 @@ EXACT_IN_FLOAT32 = 2**24 // LARGEST**2  # so many products' sum is exact in any 
 Product = Callable[[Tensor, Tensor], Tensor]
 
 
+def in_integers(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """`weight` [O, I] float32 as integers [O, I] int8 and their scales [O, 1] float32, one for each output.
+
+    Scales have 16 bits, so that all multiples of them are exact, and their `dequantized` product has the same again.
+    """
+    fraction, exponent = torch.frexp(weight.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / LARGEST)
+    scale = torch.ldexp((fraction * 2**16).ceil() / 2**16, exponent)
+    return (weight / scale).round().to(torch.int8), scale
+
+
+def dequantized(integers: Tensor, scale: Tensor) -> Tensor:
+    """The weight [O, I] float32 of `integers` [O, I] int8 and their `scale` [O, 1] float32."""
+    return integers.float() * scale
+
+
 def _floats(weight: Tensor) -> Tensor:
     """Integers `weight` [I, O] as floats in which the sums of its products are exact."""
     return weight.float() if len(weight) <= EXACT_IN_FLOAT32 else weight.double()
@@ -67,16 +82,17 @@ def _product() -> Product:
 
 
 class QuantizedLinear(nn.Module):
-    """``x @ weight.T + bias``, x [R, I] in integers, weight [O, I] too."""
+    """``factor * (x @ weight.T) + bias``, x [R, I] in integers, weight [O, I] too."""
 
-    def __init__(self, weight: Tensor, bias: Tensor, input_scale: float | None = None) -> None:
-        """`input_scale`: of inputs whose range is known; else each row has its own."""
+    def __init__(self, weight: Tensor, bias: Tensor, input_scale: float | None = None, factor: Tensor | None = None):
+        """`input_scale`: of inputs whose range is known, else each row has its own; `factor` [O], or of ones."""
         super().__init__()
-        scale = weight.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / LARGEST
         self.input_scale = input_scale
-        integers = (weight / scale).round().to(torch.int8).t().contiguous()  # [I, O]
+        integers, scale = in_integers(weight)
+        integers = integers.t().contiguous()  # [I, O]
         self.register_buffer("weight", integers if _product() is _in_integers else _floats(integers))
-        self.register_buffer("scale", scale.flatten() * (1.0 if input_scale is None else input_scale))
+        scale = scale.flatten() * (1.0 if input_scale is None else input_scale)
+        self.register_buffer("scale", scale if factor is None else scale * factor)
         self.register_buffer("bias", bias.clone())
 
     weight: Tensor
@@ -111,8 +127,8 @@ class QuantizedLSTMLayer(nn.Module):
             norm = layer.norm
             assert norm.running_mean is not None and norm.running_var is not None
             factor = norm.weight * (norm.running_var + norm.eps).rsqrt()
-            weight, bias = layer.projection.weight * factor[:, None], norm.bias - norm.running_mean * factor
-            self.projection = QuantizedLinear(weight, bias, 1 / LARGEST)
+            bias = norm.bias - norm.running_mean * factor
+            self.projection = QuantizedLinear(layer.projection.weight, bias, 1 / LARGEST, factor)
 
     def init_state(self, batch_size: int) -> RecurrentState:
         """Zeros [B, S]."""

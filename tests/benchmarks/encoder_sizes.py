@@ -17,7 +17,8 @@ from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
 
-SIZES = ((3, 256), (3, 320), (4, 320), (5, 320), (3, 448), (4, 448), (3, 512))  # LSTM layers, and states of each
+# LSTM layers, and states of each.
+SIZES = ((3, 320), (3, 448), (5, 448), (3, 512), (3, 576), (4, 576), (3, 640), (3, 704), (3, 768))
 SMALL = (3, 320)
 STREAMS, BLOCK, BLOCKS, TURNS = 64, SAMPLE_RATE * 80 // 1000, 40, 5
 

@@ -1,11 +1,15 @@
 """Checkpoints: a round trip, and a clear error for every way a file can be wrong."""
 
+import copy
+import re
 import string
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tests.conftest import sound
 
 from mocha_model.checkpoint import BUNDLED, CheckpointError, load_checkpoint, save_checkpoint
 from mocha_model.emissions import WordAssembler, text_of
@@ -22,6 +26,44 @@ def test_round_trip(tmp_path: Path, lively: Recognizer):
     assert loaded.tokenizer.symbols == lively.tokenizer.symbols
     for name, tensor in lively.model.state_dict().items():
         assert torch.equal(tensor, loaded.model.state_dict()[name])
+
+
+def test_a_compact_one_holds_the_integers_that_streams_multiply(tmp_path: Path, lively: Recognizer):
+    """So its text, and each p, are those of the weights before, in as many bits."""
+    whole, compact, again = (tmp_path / f"{name}.safetensors" for name in ("whole", "compact", "again"))
+    model = copy.deepcopy(lively.model).half().float()  # all but the LSTM layers' weights are what float16 holds
+    save_checkpoint(whole, model, lively.tokenizer, {})
+    save_checkpoint(compact, model, lively.tokenizer, {}, compact=True)
+    save_checkpoint(again, load_checkpoint(compact).model, lively.tokenizer, {}, compact=True)
+    assert compact.stat().st_size < 0.75 * whole.stat().st_size
+    before, after = Recognizer.load(whole), Recognizer.load(compact)
+    rounded = 0
+    for name, weight in before.model.state_dict().items():
+        kept = after.model.state_dict()[name]
+        assert torch.equal(load_checkpoint(again).model.state_dict()[name], kept)
+        if not torch.equal(kept, weight):
+            assert re.fullmatch(r"encoder\.stack\.\d\.(lstm\.weight_.*|projection\.weight)", name)
+            assert ((kept - weight).abs() <= 1.001 * weight.abs().amax(1, keepdim=True) / 254).all()
+            rounded += 1
+    assert rounded >= 2
+    audio = sound(80_000)
+    heard = before.transcribe(audio)
+    assert len(heard) > 10 and after.transcribe(audio) == heard
+
+
+def test_a_checkpoint_without_integers_is_of_the_format_before(tmp_path: Path, lively: Recognizer):
+    new, old, broken = (tmp_path / f"{name}.safetensors" for name in ("new", "old", "broken"))
+    save_checkpoint(new, lively.model, lively.tokenizer, {"name": "x"})
+    with safe_open(new, framework="pt") as file:
+        metadata = file.metadata()
+    save_file(lively.model.state_dict(), old, {**metadata, "format": "mocha-asr/1"})
+    assert load_checkpoint(old).provenance == {"name": "x"}
+    save_checkpoint(new, lively.model, lively.tokenizer, {}, compact=True)
+    weights = load_file(new)
+    del weights[next(name for name in weights if name.endswith(".scale"))]
+    save_file(weights, broken, metadata)
+    with pytest.raises(CheckpointError, match=r"do not fit.*\.scale"):
+        load_checkpoint(broken)
 
 
 def test_who_may_read_other_new_files_may_read_a_checkpoint(tmp_path: Path, lively: Recognizer):

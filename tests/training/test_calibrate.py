@@ -63,8 +63,7 @@ def test_reliability():
 
 def test_a_checkpoint_is_calibrated_from_recordings(lively: Recognizer, clip: NDArray[np.int16], tmp_path: Path):
     path = tmp_path / "a.safetensors"
-    save_checkpoint(path, lively.model.half(), lively.tokenizer, {"name": "x"})
-    lively.model.float()
+    save_checkpoint(path, lively.model, lively.tokenizer, {"name": "x"}, compact=True)
     before, size = load_checkpoint(path), path.stat().st_size
     texts = [text_of(lively.transcribe(torch.from_numpy(clip[k * 9_000 :].astype(np.float32) / 32768))) for k in (0, 1)]
     rows = tuple(

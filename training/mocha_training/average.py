@@ -1,4 +1,4 @@
-"""Average the weights of several checkpoints into one that takes half the space."""
+"""Average the weights of several checkpoints into one that takes a third of the space."""
 
 import copy
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from mocha_model.model import SpeechModel
 
 
 def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
-    """Write the mean of the floating-point tensors of `paths` to `target`, as float16; the rest is the last one's.
+    """Write the mean of the floating-point tensors of `paths` to `target`, compact; the rest is the last one's.
 
     It has a head of phones if all have one; what one lacks of the phones of that with most is there as in that one.
 
@@ -33,10 +33,7 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
             for name, tensor in states[-1].items()
         }
     )
-    for name, tensor in last.model.half().state_dict().items():
-        if not tensor.isfinite().all():
-            raise CheckpointError(f"{target} is not written: {name} has values that float16 does not")
-    save_checkpoint(target, last.model, last.tokenizer, last.provenance | {"averaged": len(loaded)})
+    save_checkpoint(target, last.model, last.tokenizer, last.provenance | {"averaged": len(loaded)}, compact=True)
 
 
 def _share_phones(models: Sequence[SpeechModel]) -> None:

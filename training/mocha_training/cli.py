@@ -237,7 +237,7 @@ def average(
     checkpoints: Annotated[list[Path], typer.Argument(help="of one network; what is no weight is the last one's")],
     out: Annotated[Path, typer.Option(help="checkpoint to write")],
 ) -> None:
-    """Write the mean of the weights of several checkpoints, as float16."""
+    """Write the mean of the weights of several checkpoints, in a third of the space."""
     try:
         average_checkpoints(checkpoints, out)
     except CheckpointError as error:

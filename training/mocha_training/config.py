@@ -10,7 +10,7 @@ from mocha_model.tokenizer import Units
 from mocha_training.augment import AugmentConfig
 from mocha_training.weights import InitConfig, WeightNoise
 
-Preset = Literal["small", "medium", "large", "wsj_mocha", "wsj_monotonic", "timit", "tiny"]
+Preset = Literal["small", "medium", "wide", "large", "wsj_mocha", "wsj_monotonic", "timit", "tiny"]
 
 
 class TrainConfig(BaseModel):

@@ -336,7 +336,7 @@ class Trainer:
         return True
 
     def finish(self) -> None:
-        """Make ``final.safetensors``, in float16: the best, or the last ones averaged (batch norm statistics too)."""
+        """Make ``final.safetensors``, compact: the best, or the last ones averaged (batch norm statistics too)."""
         from mocha_training.average import average_checkpoints
 
         best = self.directory / "best.safetensors"
