@@ -21,7 +21,8 @@ ENV PATH=/opt/mocha/bin:$PATH MOCHA_HOST=0.0.0.0 MOCHA_PORT=8000 PYTHONUNBUFFERE
 RUN useradd --system --no-create-home mocha
 USER mocha
 EXPOSE 8000
+# Another port is MOCHA_PORT, or one of the host's: `-p 2700:8000`.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=30s CMD \
-    ["python", "-c", "import urllib.request as r; r.urlopen('http://localhost:8000/health', timeout=4)"]
+    ["sh", "-c", "python -c \"import urllib.request as r; r.urlopen('http://localhost:$MOCHA_PORT/health', timeout=4)\""]
 ENTRYPOINT ["mocha-asr"]
 CMD ["serve"]

@@ -79,7 +79,7 @@ class Engine:
         self.max_buffer = max(int(limits.max_buffer_s * rate), block)  # with less, no step would ever be due
         self._scheduler = Scheduler(block, max(int(rate * LARGEST_S), block), min(rows, MAX_ROWS), head_start)
         self._pool, self._device = recognizer.init_state(rows), recognizer.model.features.mean.device
-        self._free = list(range(rows))[::-1]
+        self._free, self._rows = list(range(rows))[::-1], rows
         self._streams: dict[int, Stream] = {}
         self._ready: dict[int, Candidate] = {}  # streams with something to do
         self._forgotten: list[int] = []  # roots of phrases that no stream uses after the step at hand
@@ -120,9 +120,11 @@ class Engine:
     def open(self, live: bool) -> Stream:
         """A stream with a fresh row; raises EngineError when the server has no row or no time left."""
         with self._lock:
-            if not self._free or self._stopping or self.metrics.streams >= self.capacity:
+            full = self.metrics.streams >= self.capacity
+            if not self._free or self._stopping or full:
                 self.metrics.refuse()
-                raise EngineError(ErrorCode.SERVER_FULL, f"all {self.capacity} streams of this server are in use")
+                those = f"{self.capacity} streams of this server" if full else f"{self._rows} such streams of a worker"
+                raise EngineError(ErrorCode.SERVER_FULL, f"all {those} are in use")
             if live and self.lag_s > self._max_lag_s:
                 self.metrics.refuse()
                 late = f"with {len(self._streams)} streams it is {1000 * self.lag_s:.0f} ms late"

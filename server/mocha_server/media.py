@@ -54,7 +54,7 @@ def _frames(container: Any) -> Iterator[Any]:
         for packet in container.demux(audio=0):
             try:
                 yield from packet.decode()
-            except av.InvalidDataError:
+            except av.FFmpegError:  # decoders have several names for it
                 continue
     except av.FFmpegError:
         pass

@@ -3,26 +3,42 @@
 No routes, no model.
 """
 
+import asyncio
 import socket
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from mocha_model.allocator import keep_memory
 from mocha_server.workers import Handed, Workers
 
 READ_AHEAD = 4  # messages a connection may have waiting before its socket is left unread
+READ_AHEAD_BYTES = 1 << 16  # of a message; one that is larger is the last to wait
+SLOW_S = 20.0  # a client that does not read for so long is given up
 BACKLOG = 2048
 
 
 class ReadAhead(WebSocketsSansIOProtocol):
-    """uvicorn's WebSockets, but reading pauses after a few messages instead of after each: two system calls less."""
+    """uvicorn's WebSockets, but reading pauses after a few messages instead of after each: two system calls less.
+
+    And nobody waits for ever for a client that does not read.
+    """
+
+    last: asyncio.TimerHandle | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        if self.last is not None:
+            self.last.cancel()
+        super().connection_lost(exc)
 
     def send_receive_event_to_app(self) -> None:
         """Queue the message at hand for the application."""
-        reads_on = not self.read_paused and self.queue.qsize() < READ_AHEAD
+        is_small = sum(map(len, self.frames)) <= READ_AHEAD_BYTES
+        reads_on = is_small and not self.read_paused and self.queue.qsize() < READ_AHEAD
         if reads_on:
             self.read_paused = True  # as far as the base class can see
         super().send_receive_event_to_app()
@@ -30,8 +46,18 @@ class ReadAhead(WebSocketsSansIOProtocol):
             self.read_paused = False
 
     async def send(self, message: Any) -> None:
-        """As in uvicorn, which logs an error for each client refused in the handshake (until its pull request 3138)."""
-        await super().send(message)
+        """As in uvicorn, which logs an error for each client refused in the handshake (until its pull request 3138).
+
+        Raises ClientDisconnected where the client has left, or not read for `SLOW_S`; then its connection is broken.
+        """
+        try:
+            async with asyncio.timeout(None if self.writable.is_set() else SLOW_S):
+                await super().send(message)
+        except TimeoutError:
+            self.transport.abort()
+            raise ClientDisconnected from None
+        if message["type"] == "websocket.close":
+            self.last = self.loop.call_later(SLOW_S, self.transport.abort)  # what it has not read then is lost
         if message["type"] == "websocket.http.response.body":
             self.handshake_complete = True
 

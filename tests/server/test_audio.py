@@ -127,6 +127,16 @@ def test_a_path_that_cannot_be_opened(tmp_path: Path):
         list(decode_file(str(tmp_path / "none.wav"), 16_000))
 
 
+def test_damaged_packets_are_passed_over():
+    """Each decoder has its own errors for them, AAC's one that PyAV calls a lack of permission."""
+    whole = (FIXTURES / "weather.m4a").read_bytes()
+    for seed in range(16):
+        rng, damaged = np.random.default_rng(seed), np.frombuffer(whole, np.uint8).copy()
+        damaged[rng.integers(len(whole) // 4, 3 * len(whole) // 4, 6)] = rng.integers(0, 256, 6)
+        samples = np.concatenate(list(decode_file(io.BytesIO(damaged.tobytes()), 16_000)))
+        assert 3.2 < len(samples) / 16_000 < 3.6, f"seed {seed}"
+
+
 def test_a_truncated_file_gives_what_could_be_decoded():
     samples = np.concatenate(list(decode_file(str(FIXTURES / "truncated.mp3"), 16_000)))
     assert 0.5 < len(samples) / 16_000 < 3

@@ -139,6 +139,15 @@ async def test_a_buffer_holds_a_block_at_least(
     engine.stop()
 
 
+async def test_who_is_refused_is_told_which_places_are_taken(lively: Recognizer):
+    for rows, reason in ((None, "all 2 streams of this server"), (1, "all 1 such streams of a worker")):
+        engine = Engine(lively, Limits(capacity=2, rows=rows))
+        for _ in range(rows or 2):
+            engine.open(live=True)
+        with pytest.raises(EngineError, match=reason):
+            engine.open(live=True)
+
+
 def test_an_engine_that_cannot_begin_says_why(lively: Recognizer, monkeypatch: pytest.MonkeyPatch):
     engine = Engine(lively, Limits(capacity=2))
     assert not engine.is_running

@@ -57,6 +57,23 @@ async def test_a_client_that_leaves_frees_its_place(lively_server: Any, path: st
         assert await lively_server.streams_left(0) == 0
 
 
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/listen"])
+def test_a_file_that_is_too_large_is_refused(make_server: Any, lively: Recognizer, path: str):
+    server = make_server(lively, max_upload_mb=1)
+    for size, status in ((1_100_000, 413), (900_000, 400)):  # the second is no audio
+        given = {"files": {"file": ("a.wav", bytes(size))}} if "audio" in path else {"content": iter([bytes(size)])}
+        response = httpx.post(server.http + path, **given, timeout=60)  # type: ignore[arg-type]
+        assert response.status_code == status
+        assert ("more than 1 MB" in response.text) == (status == 413)
+    assert server.num_streams == 0
+
+
+def test_what_a_form_holds_beside_its_file_is_limited(lively_server: Any):
+    for fields in ({"prompt": "x" * 70_000}, {f"field {n}": "x" for n in range(301)}):
+        response = post(lively_server, "weather.wav", **fields)
+        assert response.status_code == 400 and response.json()["error"]["code"] == "invalid_form"
+
+
 def test_response_formats(lively_server: Any, expected: str):
     assert post(lively_server, "weather.wav", response_format="text").text == expected + "\n"
     verbose = post(lively_server, "weather.wav", response_format="verbose_json").json()

@@ -9,12 +9,13 @@ from typing import IO, Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
+from starlette.exceptions import HTTPException
 
 from mocha_server.audio import AudioError, decode_file
 from mocha_server.engine import Engine
 from mocha_server.messages import ErrorCode, Segment, Word
 from mocha_server.protocols.deepgram_options import OptionError, RawOptions, favoured, raw_options, refusal
-from mocha_server.protocols.upload import Upload, decode_raw
+from mocha_server.protocols.upload import Upload, decode_raw, limited
 from mocha_server.stream import EngineError
 
 router = APIRouter()
@@ -32,11 +33,14 @@ async def listen_file(request: Request) -> Response:
             options, phrases = raw_options(request.query_params), favoured(request.query_params)
             if request.headers.get("content-type", "").startswith("application/json"):
                 raise OptionError("this server fetches no URLs: send the audio itself as the body")
-            sha256 = await _spool(request, file)
+            max_bytes = request.app.state.settings.max_upload_mb * 10**6
+            sha256 = await _spool(limited(request, max_bytes), file)
             upload = _upload(engine, file, options, phrases)
             segments = await upload.segments(request)
         except OptionError as error:
             return refusal(400, "INVALID_QUERY_PARAMETER", str(error), request_id)
+        except HTTPException as error:
+            return refusal(error.status_code, "Payload Too Large", error.detail, request_id)
         except AudioError as error:
             return refusal(400, "Bad Request", f"{error} ({error.code.value})", request_id)
         except EngineError as error:

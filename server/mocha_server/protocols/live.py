@@ -7,7 +7,7 @@ An adapter is a `Translator` (what a client's message asks for, how native messa
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Generic, Protocol, TypeVar
@@ -31,9 +31,9 @@ InContra = TypeVar("InContra", contravariant=True)
 OutContra = TypeVar("OutContra", contravariant=True)
 
 
-def cut(audio: bytes) -> list[bytes]:
+def cut(audio: bytes) -> Iterator[bytes]:
     """A message of audio in pieces, one at least; between them others have their turn."""
-    return [audio[at : at + PIECE_BYTES] for at in range(0, max(1, len(audio)), PIECE_BYTES)]
+    return (audio[at : at + PIECE_BYTES] for at in range(0, max(1, len(audio)), PIECE_BYTES))
 
 
 class Gone(Exception):

@@ -70,6 +70,7 @@ async def _converse(socket: WebSocket, session: Session, opened: Stream, idle_s:
         await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
         if not writer.done():
             error = session.failed(ErrorCode.IDLE, _silent(idle_s)) if idle.expired else await reader
+            opened.close()  # before the client is told, which may not read it
             await _fail(socket, writer, error)
     finally:
         idle.stop()

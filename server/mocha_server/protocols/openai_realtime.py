@@ -31,6 +31,7 @@ from mocha_server.transcript import ModelInfo
 
 router = APIRouter()
 MIN_COMMIT_MS = 100
+MAX_SESSION_BYTES = 1 << 16  # of a session's configuration, which may hold what this server does not know
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
 
 
@@ -97,8 +98,14 @@ class RealtimeTranslator:
     def _update(self, event: Update) -> Request[str]:
         try:
             config = merged(self.config, event.session)
+            num_bytes = len(orjson.dumps(config.model_dump(mode="json")))
         except ValidationError as error:
             return _mistake(f"session.{explain(error)}", event_id=event.event_id, param="session")
+        except TypeError as error:  # an integer beyond 64 bits
+            return _mistake(f"session: {error}", event_id=event.event_id, param="session")
+        if num_bytes > MAX_SESSION_BYTES:
+            message = f"session: {num_bytes} bytes, at most {MAX_SESSION_BYTES} are kept"
+            return _mistake(message, event_id=event.event_id, param="session")
         if self._heard and config.audio.input.format != self.config.audio.input.format:
             message = "the audio format cannot change after audio was appended: commit or clear it first"
             return _mistake(message, event_id=event.event_id, param="session.audio.input.format")

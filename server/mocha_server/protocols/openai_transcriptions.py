@@ -10,15 +10,15 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from pydantic import TypeAdapter, ValidationError
-from starlette.background import BackgroundTask
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
-from mocha_server.audio import AudioError, Samples, decode_file
+from mocha_server.audio import AudioError, decode_file
 from mocha_server.engine import Engine
 from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import ErrorCode, Phrases, Segment, Text
-from mocha_server.protocols.upload import Upload
+from mocha_server.protocols.upload import Upload, limited
 from mocha_server.session import explain
 from mocha_server.stream import EngineError
 from mocha_server.subtitles import srt, vtt
@@ -26,6 +26,7 @@ from mocha_server.subtitles import srt, vtt
 router = APIRouter()
 FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
 STREAMED_FORMATS = ("json", "text")
+FORM_LIMITS = {"max_files": 1, "max_fields": 300, "max_part_size": 1 << 16}
 TIMESTAMPS = "timestamp_granularities"
 GRANULARITIES = ("word", "segment")
 _phrases: TypeAdapter[tuple[str, ...]] = TypeAdapter(Phrases)
@@ -121,20 +122,19 @@ async def transcriptions(request: Request) -> Response:
     """Transcribe an audio file of any length; fields as in OpenAI's API, others are accepted and ignored."""
     engine: Engine = request.app.state.file_engine
     try:
-        form = await request.form()
+        form = await limited(request, request.app.state.settings.max_upload_mb * 10**6).form(**FORM_LIMITS)
     except HTTPException as error:
-        return RequestError(400, "invalid_form", error.detail).response()
+        code = "file_too_large" if error.status_code == 413 else "invalid_form"
+        return RequestError(error.status_code, code, error.detail).response()
     streaming = False
     try:
         wanted = wanted_by(form)
         upload = Upload(engine, decode_file(wanted.file.file, engine.info.sample_rate), wanted.phrases)
         if not wanted.stream:
             return render(wanted, await upload.segments(request), upload.seconds)
-        first = await upload.open()
+        await upload.open()
         streaming = True  # the upload is read until the response has ended
-        return StreamingResponse(
-            _events(upload, first), media_type="text/event-stream", background=BackgroundTask(form.close)
-        )
+        return EventStream(upload, form)
     except RequestError as error:
         return error.response()
     except AudioError as error:
@@ -156,11 +156,27 @@ async def translations(request: Request) -> Response:
     return RequestError(400, "translation_unsupported", message).response()
 
 
-async def _events(upload: Upload, first: Samples | None) -> AsyncIterator[bytes]:
-    """Server-sent events; an error after the first byte is an event too."""
+class EventStream(StreamingResponse):
+    """Server-sent events of an upload that is open, and what ends with them, however they end."""
+
+    def __init__(self, upload: Upload, form: FormData) -> None:
+        super().__init__(_events(upload), media_type="text/event-stream")
+        self._upload, self._form = upload, form
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See `StreamingResponse`."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._upload.close()
+            await self._form.close()
+
+
+async def _events(upload: Upload) -> AsyncIterator[bytes]:
+    """An error after the first byte is an event too."""
     text = ""
     try:
-        async for message in upload.messages(first):
+        async for message in upload.messages():
             if isinstance(message, Text):
                 text += message.delta
                 yield _event({"type": "transcript.text.delta", "delta": message.delta})
@@ -168,8 +184,7 @@ async def _events(upload: Upload, first: Samples | None) -> AsyncIterator[bytes]
         kind = "server_error" if isinstance(error, EngineError) else "invalid_request_error"
         yield _event({"type": "error", "error": {"type": kind, "code": error.code, "message": str(error)}})
         return
-    usage = {"type": "duration", "seconds": math.ceil(upload.seconds)}
-    yield _event({"type": "transcript.text.done", "text": text.strip(), "usage": usage})
+    yield _event({"type": "transcript.text.done", "text": text.strip()})  # its `usage` would be of tokens
     yield b"data: [DONE]\n\n"
 
 

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import IO
 
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message
 
 from mocha_server.audio import AudioError, RawDecoder, Samples
 from mocha_server.engine import Engine
@@ -21,20 +23,32 @@ class Upload:
     def __init__(self, engine: Engine, blocks: Iterator[Samples], phrases: tuple[str, ...] = ()) -> None:
         self._engine, self._blocks, self._phrases = engine, blocks, phrases
         self._num_samples = 0
+        self._first: Samples | None = None
+        self._stream: Stream | None = None
 
     @property
     def seconds(self) -> float:
         """Audio decoded so far."""
         return self._num_samples / self._engine.info.sample_rate
 
-    async def open(self) -> Samples | None:
-        """The first block, so that bad files fail before anything is sent; raises AudioError."""
-        return await asyncio.to_thread(next, self._blocks, None)
+    async def open(self) -> None:
+        """Decode the first block and take a row, so that what fails there fails before anything is sent.
 
-    async def messages(self, block: Samples | None) -> AsyncIterator[Text | Segment]:
-        """Text and segments as they come; raises AudioError or EngineError."""
-        stream = self._engine.open(live=False)
-        feeder = asyncio.create_task(self._feed(stream, block))
+        Raises AudioError or EngineError. Then `close` is due.
+        """
+        self._first = await asyncio.to_thread(next, self._blocks, None)
+        self._stream = self._engine.open(live=False)
+
+    def close(self) -> None:
+        """Give the row back."""
+        if self._stream is not None:
+            self._stream.close()
+
+    async def messages(self) -> AsyncIterator[Text | Segment]:
+        """Text and segments as they come, once it is open; raises AudioError or EngineError."""
+        assert self._stream is not None
+        stream = self._stream
+        feeder = asyncio.create_task(self._feed(stream, self._first))
         transcript = Transcript(self._engine.info)
         try:
             async for emissions in stream.events():
@@ -43,7 +57,6 @@ class Upload:
             await feeder
         finally:
             feeder.cancel()
-            stream.close()
             await asyncio.gather(feeder, return_exceptions=True)
 
     async def segments(self, request: Request) -> list[Segment]:
@@ -63,8 +76,11 @@ class Upload:
             await asyncio.gather(reading, leaving, return_exceptions=True)
 
     async def _segments(self) -> list[Segment]:
-        first = await self.open()
-        return [message async for message in self.messages(first) if isinstance(message, Segment)]
+        try:
+            await self.open()
+            return [message async for message in self.messages() if isinstance(message, Segment)]
+        finally:
+            self.close()
 
     async def _feed(self, stream: Stream, block: Samples | None) -> None:
         try:
@@ -76,6 +92,26 @@ class Upload:
                 block = await asyncio.to_thread(next, self._blocks, None)
         finally:
             stream.finish()
+
+
+def limited(request: Request, max_bytes: int) -> Request:
+    """The same request, whose body is refused beyond `max_bytes`: reading it raises HTTPException with status 413.
+
+    The rest is read all the same, and forgotten: many clients write all of it before they read an answer.
+    """
+    num_bytes = 0
+
+    async def receive() -> Message:
+        nonlocal num_bytes
+        message = await request.receive()
+        num_bytes += len(message.get("body", b""))
+        if num_bytes > max_bytes:
+            while message.get("more_body"):
+                message = await request.receive()
+            raise HTTPException(413, f"more than {max_bytes // 10**6} MB were sent")
+        return message
+
+    return Request(request.scope, receive)
 
 
 async def _gone(request: Request) -> None:

@@ -1,0 +1,108 @@
+"""WebSockets as the server has them: how far ahead of the application they read, and clients that do not read."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import connect
+
+from mocha_server import serving
+
+LARGE = bytes(1 << 23)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for it, 5 seconds at most."""
+    for _ in range(500):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError
+
+
+@asynccontextmanager
+async def served(app: Callable[..., Any]) -> AsyncIterator[int]:
+    """A real uvicorn, set up as the product's, for an application of the test's own; its port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = serving.server(app)  # type: ignore[arg-type]
+    running = asyncio.create_task(server.serve([listener]))
+    await until(lambda: server.started)
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await running
+
+
+async def accepted(scope: Any, receive: Any, send: Any) -> bool:
+    """Whether it is a WebSocket, which then is accepted; else that of the lifespan, to its end."""
+    if scope["type"] == "websocket":
+        assert (await receive())["type"] == "websocket.connect"
+        await send({"type": "websocket.accept"})
+        return True
+    while (message := await receive())["type"] != "lifespan.shutdown":
+        await send({"type": f"{message['type']}.complete"})
+    await send({"type": "lifespan.shutdown.complete"})
+    return False
+
+
+@pytest.mark.parametrize(("size", "most"), [(len(LARGE), 2), (1000, 10_000)])
+async def test_large_messages_wait_at_the_clients(size: int, most: int):
+    """One waits for the application, and the start of the next is in the sockets' buffers; small ones fill these."""
+    leave = asyncio.Event()
+
+    async def idle(scope: Any, receive: Any, send: Any) -> None:
+        if await accepted(scope, receive, send):
+            await leave.wait()
+
+    async with served(idle) as port, connect(f"ws://127.0.0.1:{port}/", ping_interval=None) as client:
+        sent = 0
+        with contextlib.suppress(TimeoutError):
+            while sent < most:
+                await asyncio.wait_for(client.send(LARGE[:size]), 1)
+                sent += 1
+        leave.set()
+        client.transport.abort()
+    assert 1 <= sent < most
+
+
+async def unread(port: int) -> socket.socket:
+    """A client that says hello and then reads nothing."""
+    client = socket.create_connection(("127.0.0.1", port))
+    hello = ("GET / HTTP/1.1", "Host: x", "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13")
+    client.sendall("\r\n".join((*hello, "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", "", "")).encode())
+    await asyncio.sleep(0)
+    return client
+
+
+@pytest.mark.parametrize("last", ["websocket.send", "websocket.close"])
+async def test_a_client_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch, last: str):
+    monkeypatch.setattr(serving, "SLOW_S", 0.3)
+    why: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def talkative(scope: Any, receive: Any, send: Any) -> None:
+        if await accepted(scope, receive, send):
+            await send({"type": "websocket.send", "bytes": LARGE})  # more than the sockets' buffers hold
+            try:
+                if last == "websocket.send":
+                    await send({"type": last, "text": "more"})
+                else:
+                    protocol = send.__self__
+                    protocol.writable.set()  # as where what it has not read is less than a transport holds back
+                    await send({"type": last})
+                    while (await receive())["type"] != "websocket.disconnect":
+                        pass
+                    await until(lambda: protocol.disconnected)
+                why.set_result(None)
+            except OSError as error:
+                why.set_result(error)
+
+    async with served(talkative) as port:
+        client = await unread(port)
+        error = await asyncio.wait_for(why, 10)
+        assert (error is not None) == (last == "websocket.send")
+        client.close()
