@@ -5,6 +5,7 @@ Files are decoded to 16 kHz mono s16le, and so is the microphone; raw audio is p
 
 import asyncio
 import contextlib
+import logging
 import signal
 import sys
 import threading
@@ -17,9 +18,11 @@ import av
 from mocha_server.media import decoded, opened
 from mocha_server.messages import Encoding, Start
 
+log = logging.getLogger(__name__)
 DECODED = Start(sample_rate=16_000, encoding=Encoding.PCM_S16LE, channels=1)
 PIPE_BYTES = 4096  # asked of a pipe at once: small, so that live audio does not wait to be complete
 PIECES_AHEAD = 4
+WAITING_S = 60  # of the microphone: longer than `StreamingClient` tries to replace a lost connection
 
 
 class SourceError(RuntimeError):
@@ -93,6 +96,36 @@ async def read_aside(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
         yield item
 
 
+class Waiting:
+    """Pieces from the microphone that are not sent yet; those beyond `WAITING_S` of speech are lost, and told."""
+
+    def __init__(self, chunk_ms: int) -> None:
+        self._chunk_ms = chunk_ms
+        self._pieces = asyncio.Queue[bytes | None]()  # bounded by `keep`
+        self._num_lost = 0
+
+    def keep(self, piece: bytes) -> None:
+        """Add a piece. A server that cannot follow loses the newest audio rather than all memory."""
+        if self._pieces.qsize() < max(1, WAITING_S * 1000 // self._chunk_ms):
+            self._pieces.put_nowait(piece)
+            return
+        if not self._num_lost:
+            log.warning("the server is away or cannot follow: what is said now is lost")
+        self._num_lost += 1
+
+    def end(self) -> None:
+        """There is nothing to come."""
+        self._pieces.put_nowait(None)
+
+    async def given(self) -> AsyncIterator[bytes]:
+        """All that was kept, until the end."""
+        while (piece := await self._pieces.get()) is not None:
+            yield piece
+        if self._num_lost:
+            lost_s = self._num_lost * self._chunk_ms / 1000
+            log.warning("%.1f s of speech were lost, as the server was away or could not follow", lost_s)
+
+
 async def microphone_pieces(chunk_ms: int) -> AsyncIterator[bytes]:
     """The default microphone until Ctrl-C (a second one interrupts as ever); raises SourceError where there is none."""
     try:
@@ -101,29 +134,26 @@ async def microphone_pieces(chunk_ms: int) -> AsyncIterator[bytes]:
         raise SourceError(
             'the microphone needs sounddevice, which comes with the extra "microphone" of mocha-asr, and PortAudio'
         ) from error
-    loop, pieces = asyncio.get_running_loop(), asyncio.Queue[bytes | None](500)
+    loop, waiting = asyncio.get_running_loop(), Waiting(chunk_ms)
 
     def heard(data: Any, frames: int, time: Any, status: Any) -> None:
-        loop.call_soon_threadsafe(keep, bytes(data))
-
-    def keep(data: bytes) -> None:
-        if not pieces.full():  # a server that cannot follow loses the newest audio rather than all memory
-            pieces.put_nowait(data)
-
-    stopped = asyncio.Event()
-
-    def stop() -> None:
-        loop.remove_signal_handler(signal.SIGINT)
-        stopped.set()
-        if pieces.empty():
-            pieces.put_nowait(None)
+        loop.call_soon_threadsafe(waiting.keep, bytes(data))
 
     rate = DECODED.sample_rate
     try:
-        with sounddevice.RawInputStream(rate, rate * chunk_ms // 1000, channels=1, dtype="int16", callback=heard):
+        with contextlib.ExitStack() as device:
+
+            def stop() -> None:
+                loop.remove_signal_handler(signal.SIGINT)
+                device.close()
+                loop.call_soon(waiting.end)  # after what was `heard` until then
+
+            device.enter_context(
+                sounddevice.RawInputStream(rate, rate * chunk_ms // 1000, channels=1, dtype="int16", callback=heard)
+            )
             with contextlib.suppress(NotImplementedError):  # where loops take no signals, Ctrl-C ends the command
                 loop.add_signal_handler(signal.SIGINT, stop)
-            while not stopped.is_set() and (piece := await pieces.get()) is not None:
+            async for piece in waiting.given():
                 yield piece
     except sounddevice.PortAudioError as error:
         raise SourceError(f"no microphone can be opened ({error})") from error

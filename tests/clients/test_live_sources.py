@@ -24,6 +24,7 @@ import av
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.proxy import Proxy
 
 from mocha_client.captions import Captions
 from mocha_client.client import transcribe_stream
@@ -255,3 +256,61 @@ def test_microphone_shows_level_and_text_until_interrupted(lively_server: Any, f
     os.close(master)
     process.send_signal(signal.SIGKILL)  # only where the test has failed is there anything left to kill
     assert process.wait() == 0 and interrupted and "Traceback" not in screen, screen
+
+
+AWAY = """
+import asyncio, os, signal, sys
+from mocha_client import sources
+
+async def main(chunk_ms, waiting_s, away_s):
+    sources.WAITING_S = waiting_s
+    pieces = sources.microphone_pieces(chunk_ms)
+    heard = [await anext(pieces)]
+    await asyncio.sleep(away_s)  # as where a connection is being replaced
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.sleep(0.2)
+    heard += [piece async for piece in pieces]
+    sys.stdout.buffer.write(b"".join(heard))
+
+asyncio.run(main(*map(int, sys.argv[1:])))
+"""
+
+
+def said_while_away(fake_microphone: dict[str, str], chunk_ms: int, waiting_s: int, away_s: int) -> tuple[bytes, str]:
+    """What the microphone gives to one who asks for nothing for a while and is interrupted then; and what it tells."""
+    command = [sys.executable, "-c", AWAY, *map(str, (chunk_ms, waiting_s, away_s))]
+    done = subprocess.run(command, env=fake_microphone, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr.decode()
+
+
+def test_what_waits_to_be_sent_is_given_after_the_interruption(fake_microphone: dict[str, str]):
+    audio, told = said_while_away(fake_microphone, chunk_ms=10, waiting_s=60, away_s=7)
+    assert len(audio) / 32_000 > 6 and "lost" not in told
+
+
+def test_more_than_can_wait_is_lost_and_told(fake_microphone: dict[str, str]):
+    audio, told = said_while_away(fake_microphone, chunk_ms=10, waiting_s=1, away_s=3)
+    (lost_s,) = map(float, re.findall(r"([\d.]+) s of speech were lost", told))
+    assert 1 < len(audio) / 32_000 < 2 and 2 < len(audio) / 32_000 + lost_s < 10
+    assert told.count("what is said now is lost") == 1
+
+
+async def test_an_interruption_while_the_connection_is_being_replaced_loses_nothing(
+    lively_server: Any, fake_microphone: dict[str, str]
+):
+    async with Proxy(lively_server.port) as proxy:
+        with Process("stream", "--microphone", "--json", "--url", proxy.url, env=fake_microphone) as command:
+            while not proxy.num_connections:  # noqa: ASYNC110 no event says so
+                await asyncio.sleep(0.01)
+            connected = time.monotonic()
+            await asyncio.sleep(2)
+            proxy.target = 1  # where nobody listens
+            proxy.cut()
+            lost_s = time.monotonic() - connected
+            await asyncio.sleep(4)
+            command.process.send_signal(signal.SIGINT)
+            await asyncio.sleep(0.5)
+            proxy.target = lively_server.port
+            shown = await asyncio.to_thread(command.end)
+    assert json.loads(shown)["characters"][-1]["time"] > lost_s + 2  # at its end the server hears a second of silence

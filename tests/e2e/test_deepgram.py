@@ -13,11 +13,19 @@ import pytest
 from deepgram import AsyncDeepgramClient, DeepgramClient
 from deepgram.core.api_error import ApiError
 from deepgram.environment import DeepgramClientEnvironment
-from deepgram.listen.v1.types import ListenV1Error, ListenV1Metadata, ListenV1Results
+from deepgram.listen.v1.types import (
+    ListenV1Configure,
+    ListenV1ConfigureFailure,
+    ListenV1ConfigureSuccess,
+    ListenV1Error,
+    ListenV1Metadata,
+    ListenV1Results,
+)
 from tests.e2e.conftest import exchange
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from mocha_model.phrases import PhraseBook
 from mocha_model.recognizer import Recognizer
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -145,6 +153,64 @@ def test_finalize_with_nothing_said(server: Any):
         connection.send_finalize()
         result = connection.recv()
         assert result.from_finalize and result.is_final and result.channel.alternatives[0].transcript == ""
+
+
+@pytest.fixture
+def willing_server(make_server: Any, lively: Recognizer) -> Any:
+    """Favoured phrases are written wherever they can be."""
+    return make_server(Recognizer(lively.model, lively.tokenizer, phrases=PhraseBook(lively.tokenizer, 100.0)))
+
+
+def configured(connection: Any, **changes: Any) -> ListenV1ConfigureSuccess:
+    """The answer to a `Configure` that nothing is wrong with."""
+    connection.send_configure(ListenV1Configure(**changes))
+    answer = connection.recv()
+    assert isinstance(answer, ListenV1ConfigureSuccess) and answer.request_id
+    return answer
+
+
+def finalized(connection: Any, pieces: list[bytes]) -> str:
+    """The text of what is sent until it is flushed."""
+    for piece in pieces:
+        connection.send_media(piece)
+    connection.send_finalize()
+    results: list[ListenV1Results] = []
+    while not results or not results[-1].from_finalize:
+        results.append(connection.recv())
+    return text_of(results)
+
+
+async def test_configure_replaces_the_keyterms(willing_server: Any, speech: Any, heard: Callable[..., Any]):
+    pieces = speech.pieces()
+    plain = heard(willing_server, speech.pcm).text
+    first, second = (heard(willing_server, speech.pcm, phrases=[term]).text for term in ("Qzqz", "jj xx"))
+    assert len({plain, first, second}) == 3
+    with sdk(willing_server).listen.v1.connect(**(RAW | {"keyterm": "never heard of"})) as connection:
+        assert configured(connection, keyterms=["Qzqz"]).keyterms == ["Qzqz"]  # before any audio: at once
+        connection.send_media(pieces[0])
+        assert configured(connection, keyterms=["jj xx"]).keyterms == ["jj xx"]  # in mid-speech: after the flush
+        assert finalized(connection, pieces[1:]) == first
+        assert configured(connection, features={"numerals": True}).keyterms is None
+        assert configured(connection).keyterms is None
+        assert finalized(connection, pieces) == second
+        assert configured(connection, keyterms=[]).keyterms == []
+        assert finalized(connection, pieces) == plain
+    assert await willing_server.streams_left() == 0
+
+
+def test_keyterms_that_cannot_be_used_leave_those_before(willing_server: Any, speech: Any, heard: Callable[..., Any]):
+    with sdk(willing_server).listen.v1.connect(**(RAW | {"keyterm": "Qzqz"})) as connection:
+        for keyterms, code in (
+            (["a"] * 201, "CONFIGURE_KEYTERM_LIMIT_EXCEEDED"),
+            (["b" * 61], "CONFIGURE_KEYTERM_LIMIT_EXCEEDED"),
+            ([1], "CONFIGURE_INTERNAL_ERROR"),
+            ("jj xx", "CONFIGURE_INTERNAL_ERROR"),
+        ):
+            connection._send({"type": "Configure", "keyterms": keyterms})
+            answer = connection.recv()
+            assert isinstance(answer, ListenV1ConfigureFailure) and answer.request_id
+            assert answer.code == code and answer.description.startswith("keyterms")
+        assert finalized(connection, speech.pieces()) == heard(willing_server, speech.pcm, phrases=["Qzqz"]).text
 
 
 def test_encodings_and_channels(lively_server: Any, speech: Any, heard: Callable[..., Any]):

@@ -17,6 +17,7 @@ from wyoming.error import Error
 from wyoming.event import Event
 from wyoming.info import Describe, Info
 
+from mocha_model.phrases import PhraseBook
 from mocha_model.recognizer import Recognizer
 from mocha_server.cli import serve
 
@@ -44,8 +45,12 @@ async def until_stop(connected: AsyncTcpClient) -> list[Event]:
     return events
 
 
-async def transcribe(connected: AsyncTcpClient, pieces: list[bytes], rate: int = 16_000) -> list[Event]:
-    await connected.write_event(Transcribe(language="en").event())
+async def transcribe(connected: AsyncTcpClient, pieces: list[bytes], rate: int = 16_000, **asked: Any) -> list[Event]:
+    await connected.write_event(Transcribe(language="en", **asked).event())
+    return await speak(connected, pieces, rate)
+
+
+async def speak(connected: AsyncTcpClient, pieces: list[bytes], rate: int = 16_000) -> list[Event]:
     await connected.write_event(AudioStart(rate=rate, width=2, channels=1).event())
     for piece in pieces:
         await connected.write_event(AudioChunk(rate=rate, width=2, channels=1, audio=piece).event())
@@ -90,6 +95,39 @@ async def test_other_rates(wyoming_server: Any, speech: Any, heard: Callable[...
     assert Transcript.from_event(events[-2]).text == heard(wyoming_server, speech.pcm, sample_rate=22_050).text
 
 
+async def test_names_and_terms_are_favoured_in_their_own_transcript(
+    make_server: Any, lively: Recognizer, speech: Any, heard: Callable[..., Any]
+):
+    willing = Recognizer(lively.model, lively.tokenizer, phrases=PhraseBook(lively.tokenizer, 100.0))
+    server = make_server(willing, wyoming_port=0)
+    others, long = [f"q{a}{b}" for a in "abcdefghijklmno" for b in "pqrstuvwxyzabc"], "z" * 61
+    assert len(others) > 200
+
+    async def text(**asked: Any) -> str:
+        return Transcript.from_event((await transcribe(connected, speech.pieces(), **asked))[-2]).text
+
+    def native(*phrases: str) -> str:
+        return str(heard(server, speech.pcm, phrases=list(phrases)).text)
+
+    assert len({native(), native("Qzqz"), native("jj xx"), native("Qzqz", *others[:199])}) == 4
+    async with client(server) as connected:
+        assert await text(transcript_names=["Qzqz"]) == native("Qzqz")
+        assert Transcript.from_event((await speak(connected, speech.pieces()))[-2]).text == native()
+        assert await text(transcript_terms=["jj xx"]) == native("jj xx")
+        assert await text(transcript_terms=others, transcript_names=["Qzqz", long]) == native("Qzqz", *others[:199])
+        await connected.write_event(Transcribe(transcript_names=["Qzqz"]).event())  # the one in `text` replaces it
+        assert await text() == native()
+    assert await server.streams_left() == 0
+
+
+@pytest.mark.parametrize("data", [{"transcript_names": "Qzqz"}, {"transcript_terms": [1]}])
+async def test_names_and_terms_that_are_no_lists_of_texts(small: Any, data: dict[str, Any]):
+    async with client(small) as connected:
+        await connected.write_event(Event("transcribe", data))
+        (error,) = await until_stop(connected)
+        assert Error.from_event(error).code == "invalid_message"
+
+
 async def test_no_audio(make_server: Any, bundled: Recognizer):
     async with client(make_server(bundled, wyoming_port=0)) as connected:
         events = await transcribe(connected, [])
@@ -131,6 +169,7 @@ async def test_audio_that_cannot_be_used(small: Any, event: Event):
         b'{"type":"audio-chunk","payload_length":99999999999}\n',
         b'{"type":"x","data_length":2}\n[]',
         b'{"type":"x","data_length":2}\n{{',
+        b'{"type":"ping","data":{"text":123456789012345678901234567890}}\n',
         b"x" * 200_000,
     ],
 )

@@ -14,9 +14,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mocha_model.confidence import word_confidence
 from mocha_server.live_engines import LiveEngines
-from mocha_server.messages import Character, End, Error, ErrorCode, Segment, Start, Text, Word
+from mocha_server.messages import Character, End, Error, ErrorCode, Phrases, Segment, Start, Text, Word
 from mocha_server.protocols.deepgram_options import LiveOptions, OptionError, live_options, refusal
 from mocha_server.protocols.live import Live, Refused, Request, Said, Then, WebSocketTransport, converse
+from mocha_server.session import explain
 from mocha_server.stream import EngineError
 from mocha_server.transcript import ModelInfo
 
@@ -24,6 +25,7 @@ router = APIRouter()
 VARIANTS = {ErrorCode.IDLE: "NET-0001", ErrorCode.INVALID_AUDIO: "DATA-0000", ErrorCode.INVALID_MESSAGE: "SchemaError"}
 REQUESTS = {"KeepAlive": Request[str](), "Finalize": Request[str](then=Then.FLUSH)}
 REQUESTS["CloseStream"] = Request(then=Then.FINISH)
+TOO_MUCH = {"too_long", "string_too_long"}  # how pydantic calls too many keyterms, and those with too many characters
 
 
 class Control(BaseModel):
@@ -31,7 +33,15 @@ class Control(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    type: Literal["KeepAlive", "Finalize", "CloseStream"]
+    type: Literal["KeepAlive", "Finalize", "CloseStream", "Configure"]
+
+
+class Configure(BaseModel):
+    """What changes in a stream under way. `features` turn formatting on and off, of which there is none."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    keyterms: Phrases | None = None  # instead of those so far, which None keeps
 
 
 class DeepgramTranslator:
@@ -40,6 +50,7 @@ class DeepgramTranslator:
     def __init__(self, options: LiveOptions, info: ModelInfo, live: Live, request_id: str) -> None:
         self._options, self._info, self._live = options, info, live
         self._request_id = request_id
+        self._phrases = options.phrases
         self._sha256, self._created = hashlib.sha256(), datetime.now(UTC)
         self._characters: list[Character] = []  # of the open segment
         self._until_s = 0.0  # end of the last final result
@@ -48,8 +59,9 @@ class DeepgramTranslator:
 
     @property
     def start(self) -> Start:
-        """The options' audio format, and whether they name a model with patience."""
-        return self._options.start().model_copy(update={"patient": self._info.models.get(self._options.model)})
+        """The options' audio format, whether they name a model with patience, and the keyterms as they are now."""
+        patient = self._info.models.get(self._options.model)
+        return self._options.start().model_copy(update={"patient": patient, "phrases": self._phrases})
 
     def received(self, message: str | bytes) -> Request[str]:
         """See `Translator`."""
@@ -59,8 +71,10 @@ class DeepgramTranslator:
         try:
             control = Control.model_validate_json(message)
         except ValidationError:
-            text = "text messages are KeepAlive, Finalize and CloseStream"
+            text = "text messages are KeepAlive, Finalize, CloseStream and Configure"
             raise Refused(Error(code=ErrorCode.INVALID_MESSAGE, message=text)) from None
+        if control.type == "Configure":
+            return Request((self._configure(message),))
         self._finalizing, self._closing = control.type == "Finalize", control.type == "CloseStream"
         return REQUESTS[control.type]
 
@@ -82,6 +96,22 @@ class DeepgramTranslator:
         """See `Translator`."""
         variant = VARIANTS.get(error.code, error.code.value)
         return (_json({"type": "Error", "variant": variant, "description": error.message, "message": error.message}),)
+
+    def _configure(self, message: str) -> str:
+        """The answer to `Configure`. New keyterms hold when the recogniser begins anew: see `start`."""
+        try:
+            keyterms = Configure.model_validate_json(message).keyterms
+        except ValidationError as error:
+            too_much = {problem["type"] for problem in error.errors()} <= TOO_MUCH
+            code = "CONFIGURE_KEYTERM_LIMIT_EXCEEDED" if too_much else "CONFIGURE_INTERNAL_ERROR"  # no other one fits
+            return self._answer("ConfigureFailure", code=code, description=explain(error))
+        if keyterms is None:
+            return self._answer("ConfigureSuccess")
+        self._phrases = keyterms
+        return self._answer("ConfigureSuccess", keyterms=keyterms)
+
+    def _answer(self, kind: str, **fields: Any) -> str:
+        return _json({"type": kind, "request_id": self._request_id, **fields})
 
     def _text(self, message: Text) -> tuple[str, ...]:
         began = not self._characters

@@ -7,14 +7,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mocha_server.engine import Engine
 from mocha_server.live_engines import LiveEngines
-from mocha_server.messages import End, Error, ErrorCode, Segment, Start, Text
+from mocha_server.messages import MAX_PHRASE_CHARACTERS, MAX_PHRASES, End, Error, ErrorCode, Segment, Start, Text
 from mocha_server.protocols.live import Gone, Live, Request, Said, Then, converse, refused
 from mocha_server.session import explain
 from mocha_server.settings import Settings
@@ -26,6 +26,7 @@ MAX_LINE_BYTES, MAX_DATA_BYTES, MAX_PAYLOAD_BYTES = 1 << 16, 1 << 20, 1 << 24
 SLOW_S = 20.0  # a client that does not read for so long is given up
 LINGER_S = 2.0  # how long a refused client may go on sending
 NATIVE_WIDTH = 2  # bytes of a sample
+Data = TypeVar("Data", bound=BaseModel)
 
 
 class Event(BaseModel):
@@ -50,28 +51,49 @@ class AudioFormat(BaseModel):
     channels: int = Field(ge=1, le=8)
 
 
+class Transcribe(BaseModel):
+    """What `transcribe` says of the audio to follow; names come first where there are too many phrases."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    transcript_names: list[str] | None = None
+    transcript_terms: list[str] | None = None
+
+    @property
+    def phrases(self) -> tuple[str, ...]:
+        """As many as the server favours, each once; one that is too long for it is left out."""
+        given = dict.fromkeys([*(self.transcript_names or ()), *(self.transcript_terms or ())])
+        return tuple(phrase for phrase in given if len(phrase) <= MAX_PHRASE_CHARACTERS)[:MAX_PHRASES]
+
+
 class WyomingTranslator:
     """One connection; any number of transcripts, one after another."""
 
     def __init__(self, info: ModelInfo) -> None:
         self._info = info
         self._format: AudioFormat | None = None  # of the audio under way
+        self._phrases: tuple[str, ...] = ()  # of the transcript under way, or the next one
         self._segments: list[str] = []
         self._begun = False  # whether `transcript-start` was sent
 
     @property
     def start(self) -> Start:
-        """The format of the audio under way."""
+        """The format of the audio under way, and the phrases to favour in it."""
         if self._format is None:
-            return Start()
-        return Start(sample_rate=self._format.rate, channels=self._format.channels)
+            return Start(phrases=self._phrases)
+        return Start(sample_rate=self._format.rate, channels=self._format.channels, phrases=self._phrases)
 
     def received(self, message: Event) -> Request[bytes]:
         """See `Translator`; unknown events are dropped, as the protocol asks."""
         if message.type == "describe":
             return Request((_encode("info", describe(self._info)),))
         if message.type == "ping":
-            return Request((_encode("pong", message.data),))
+            try:
+                return Request((_encode("pong", message.data),))
+            except TypeError as error:  # an integer beyond 64 bits
+                raise refused(ErrorCode.INVALID_MESSAGE, f"ping: {error}") from None
+        if message.type == "transcribe":
+            self._phrases = _valid(Transcribe, message).phrases
         if message.type in ("audio-start", "audio-chunk"):
             self._check(message)
             return Request(audio=message.payload if message.type == "audio-chunk" else b"")
@@ -80,10 +102,7 @@ class WyomingTranslator:
         return Request()
 
     def _check(self, message: Event) -> None:
-        try:
-            found = AudioFormat.model_validate(message.data)
-        except ValidationError as error:
-            raise refused(ErrorCode.INVALID_MESSAGE, f"{message.type}: {explain(error)}") from None
+        found = _valid(AudioFormat, message)
         if self._format not in (None, found):
             raise refused(ErrorCode.INVALID_AUDIO, "the audio format changed before audio-stop")
         self._format = found
@@ -97,7 +116,7 @@ class WyomingTranslator:
         if not isinstance(message, End):
             return ()
         begin, text = self._begin(), " ".join(self._segments)
-        self._format, self._segments, self._begun = None, [], False
+        self._format, self._phrases, self._segments, self._begun = None, (), [], False
         return (*begin, _encode("transcript", {"text": text, "language": "en"}), _encode("transcript-stop"))
 
     def _begin(self) -> tuple[bytes, ...]:
@@ -208,6 +227,14 @@ async def listening(engine: Engine, settings: Settings) -> AsyncIterator[int | N
         for task in clients:
             task.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
+
+
+def _valid(kind: type[Data], message: Event) -> Data:
+    """The data of an event; raises Refused."""
+    try:
+        return kind.model_validate(message.data)
+    except ValidationError as error:
+        raise refused(ErrorCode.INVALID_MESSAGE, f"{message.type}: {explain(error)}") from None
 
 
 def _encode(kind: str, data: dict[str, Any] | None = None) -> bytes:
