@@ -99,7 +99,8 @@ class LogMel(nn.Module):
         windows = samples.unfold(1, self.config.window_samples, self.config.hop_samples)[:, :num_frames] * self.window
         spectrum = torch.fft.rfft(windows, n=self.config.num_fft)
         power = spectrum.real.square() + spectrum.imag.square()
-        bands: Tensor = power @ self.mel
+        with torch.autocast(samples.device.type, enabled=False):  # in training as in serving
+            bands: Tensor = power @ self.mel
         if self.config.energy:
             bands = torch.cat([bands, windows.square().sum(dim=-1, keepdim=True)], dim=-1)
         return (bands + self.config.floor).log()

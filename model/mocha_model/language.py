@@ -273,7 +273,7 @@ class WordLanguageModel:
         return self._below(previous, context, place)[0].diff(dim=1)[:, 0].clamp(1e-9, 1 - 1e-9)
 
     def save(self, path: Path, tokenizer: Tokenizer, provenance: dict[str, Any]) -> None:
-        """One .safetensors file, like a recogniser's checkpoint. Masses are kept as float16 logarithms."""
+        """One .safetensors file, like a recogniser's checkpoint; atomically. Masses are kept as float16 logarithms."""
         c = self.counts
         tensors: dict[str, NDArray[Any]] = {
             "words": np.frombuffer("\n".join(c.words).encode(), dtype=np.uint8),
@@ -300,7 +300,9 @@ class WordLanguageModel:
             "provenance": json.dumps(provenance, ensure_ascii=False),
             "share": str(self.recurrent.share if self.recurrent else 0),
         }
-        path.write_bytes(save(tensors, metadata))
+        partial = path.with_name(path.name + ".partial")
+        partial.write_bytes(save(tensors, metadata))
+        partial.replace(path)
 
     @classmethod
     def load(cls, path: Path, tokenizer: Tokenizer) -> "WordLanguageModel":

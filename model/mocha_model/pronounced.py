@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from mocha_model.streaming import map_state
 
-REACH = 64  # frames, of 2.6 s: what a word may have lasted
+REACH = 64  # frames, of 2.3 s: what a word may have lasted
 WORST = -20.0  # what a word with phones gains at least
 UNKNOWN = -4.0  # what a word without phones gains
 ASTRAY = -1.0  # what a character gains with which a prefix begins no word

@@ -27,10 +27,11 @@ Product = Callable[[Tensor, Tensor], Tensor]
 def in_integers(weight: Tensor) -> tuple[Tensor, Tensor]:
     """`weight` [O, I] float32 as integers [O, I] int8 and their scales [O, 1] float32, one for each output.
 
-    Scales have 16 bits, so that all multiples of them are exact, and their `dequantized` product has the same again.
+    Scales have 16 bits, so that all multiples of them are exact, and what is `dequantized` has the same integers and
+    scales again.
     """
     fraction, exponent = torch.frexp(weight.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / LARGEST)
-    scale = torch.ldexp((fraction * 2**16).ceil() / 2**16, exponent)
+    scale = torch.ldexp((fraction * 2**16).round() / 2**16, exponent)
     return (weight / scale).round().to(torch.int8), scale
 
 

@@ -14,7 +14,9 @@ from mocha_training import cli
 needs_voice = pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="phones are what espeak-ng says")
 
 app = typer.Typer()
-for command in (cli.prepare, cli.train, cli.evaluate):
+for command in (cli.prepare, cli.train, cli.evaluate, cli.average, cli.calibrate, cli.report, cli.align):
+    app.command()(command)
+for command in (cli.synthesize, cli.train_lm):
     app.command()(command)
 
 

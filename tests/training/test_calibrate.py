@@ -12,9 +12,11 @@ from mocha_model.checkpoint import calibrate_checkpoint, load_checkpoint, save_c
 from mocha_model.confidence import LEAST, Calibration, evidence
 from mocha_model.emissions import WordAssembler, text_of
 from mocha_model.recognizer import Recognizer
+from mocha_training import cli
 from mocha_training.calibrate import HeardWord, draw, fit, heard_words, held_out, judge, reliability
 from mocha_training.data import Corpus, Utterance
 from mocha_training.evaluate import transcribe_corpus
+from tests.training.made_up import run
 
 
 def drawn(number: int, bias: float, slope: float) -> list[HeardWord]:
@@ -84,3 +86,18 @@ def test_a_checkpoint_is_calibrated_from_recordings(lively: Recognizer, clip: ND
     spoken = [w for e in after.transcribe(torch.from_numpy(corpus.audio(0))) for w in assembler.push(e)]
     by_key = {r.key: r for r in results}
     assert [w.confidence for w in spoken] == pytest.approx([fitted(e) for e in by_key["0"].evidence], rel=1e-3)
+
+
+def test_the_command_calibrates_what_is_read_live_and_from_files(
+    bundled: Recognizer, clip: NDArray[np.int16], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path, curve = tmp_path / "a.safetensors", tmp_path / "new" / "curve.svg"
+    save_checkpoint(path, bundled.model, bundled.tokenizer, {}, compact=True)
+    rows = tuple(Utterance(str(k), "the weather is fine today", "", "made", 0, len(clip) - k, 0) for k in (0, 1))
+    monkeypatch.setattr(cli, "load_corpus", lambda *_, **__: Corpus(rows, (clip,)))
+    output = run("calibrate", "--manifest", "dev.jsonl", "--model", path, "--picture", curve)
+    assert "live: " in output and "files: " in output and "<svg" in curve.read_text()
+    loaded = load_checkpoint(path)
+    results, _ = transcribe_corpus(loaded.model, loaded.tokenizer, Corpus(rows, (clip,)))
+    assert loaded.calibration == fit([word for words in heard_words(results) for word in words])
+    assert loaded.file_calibration not in (None, loaded.calibration)

@@ -1,5 +1,6 @@
 """Language models of words: estimates against their definition, characters against words, files, the command."""
 
+import gzip
 import itertools
 import math
 from collections import Counter
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 from mocha_model.language import LanguageModelError, VocabularyError, WordLanguageModel
 from mocha_model.prefix_tree import prefix_tree
 from mocha_model.tokenizer import Tokenizer
-from mocha_training.language import TextError, count_words, perplexity, read_sentences, unseen
+from mocha_training.language import TextError, count_words, perplexity, read_lines, read_sentences, unseen
 from tests.training.made_up import needs_voice
 
 TEXT = [
@@ -186,6 +187,12 @@ def test_files(tokenizer: Tokenizer, tmp_path: Path):
     assert again.counts.words == model.counts.words
     assert torch.equal(again.prior(), model.prior())
     assert perplexity(again, TEXT, tokenizer) == pytest.approx(perplexity(model, TEXT, tokenizer), rel=0.01)
+    (tmp_path / "before.safetensors").hardlink_to(path)
+    WordLanguageModel(count_words(["a cat"], tokenizer, 1), tokenizer).save(path, tokenizer, {})
+    before = WordLanguageModel.load(tmp_path / "before.safetensors", tokenizer)
+    assert before.counts.words == model.counts.words, "a file is replaced when all of the new one is written"
+    model.save(path, tokenizer, {})
+    assert not list(tmp_path.glob("*.partial"))
     with pytest.raises(VocabularyError, match="another vocabulary"):
         WordLanguageModel.load(path, Tokenizer.from_texts(["xyz"]))
     with pytest.raises(LanguageModelError, match="not a readable"):
@@ -215,6 +222,14 @@ def test_text_that_cannot_be_used(tokenizer: Tokenizer, tmp_path: Path):
         read_sentences([tmp_path / "none.txt"], tokenizer)
     (tmp_path / "long.txt").write_text(f"the cat\n{'a' * 65} sat\n{'a' * 64}\n")
     assert read_sentences([tmp_path / "long.txt"], tokenizer) == ["the cat", "a" * 64]
+
+
+@pytest.mark.parametrize("data", [gzip.compress(b"the cat sat\n" * 99)[:30], gzip.compress(b"")[:10] + b"\xff" * 20])
+def test_broken_gzip_files_are_named(data: bytes, tmp_path: Path):
+    path = tmp_path / "text.gz"
+    path.write_bytes(data)
+    with pytest.raises(TextError, match=f"{path}: not a readable text"):
+        read_lines([path])
 
 
 @needs_voice

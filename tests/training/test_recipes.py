@@ -193,6 +193,22 @@ def test_recipes_have_the_papers_figures(
     assert not group["decoupled_weight_decay"] and (group["betas"], group["eps"]) == ((0.9, 0.999), 1e-6)
 
 
+OF_EXPECTATION = ("noise_std", "noise_full_at", "quantity_weight", "latency_weight")
+
+
+def test_recipes_along_the_path_set_nothing_that_is_of_the_expectation_alone(tmp_path: Path):
+    configs = {name: recipe() for name, recipe in recipes.RECIPES.items()}
+    for name, config in configs.items():
+        assert config.attention == "expected" or not config.model_fields_set & {*OF_EXPECTATION}, name
+    others = {"noise_std": 9.0, "noise_full_at": 0.0, "quantity_weight": 9.0, "latency_weight": 9.0}
+    for attention, alike in (("path", True), ("expected", False)):
+        found = []
+        for changes in ({}, others):
+            trainer = make_trainer(tmp_path, plain(attention=attention, **changes))
+            found.append(trainer.train_step(next(iter(trainer._loader())))["loss"])
+        assert (found[0] == found[1]) == alike, attention
+
+
 def two_recordings() -> Corpus:
     samples = np.concatenate([tones(list("abc"), 4000), tones(list("cb"), 4000)])
     parts = (Utterance("1", "abc", "s", "c", 0, 12_000), Utterance("2", "cb", "s", "c", 12_000, 8_000))

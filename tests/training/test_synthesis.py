@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from mocha_model.tokenizer import normalize_text
-from mocha_training import synthesis
-from mocha_training.data import Corpus, load_corpus
+from mocha_training import cli, synthesis
+from mocha_training.data import Corpus, Utterance, load_corpus
+from mocha_training.distortion import Audio
 from mocha_training.synthesis import Speller
 from mocha_training.voices import PACKAGES, Program, ProgramVoice, SynthesisError
+from tests.training.made_up import run
 
 needs_voices = pytest.mark.skipif(
     not any(map(shutil.which, ("espeak-ng", "flite", "text2wave"))), reason=f"needs a voice: {PACKAGES}"
@@ -45,6 +47,23 @@ def test_the_plan_is_repeatable_and_goes_round():
     assert 150 < sum(r.voice.program is Program.FLITE for r in first) < 250  # programs are drawn evenly, not voices
     with pytest.raises(SynthesisError, match="no sentence"):
         next(synthesis.plan(["...", ""], voices, 0))
+
+
+class Hum:
+    program, name = Program.FLITE, "hum"
+
+    def speak(self, text: str, rate: float) -> Audio:
+        return np.full(int(800 * len(text) / rate), 0.1, np.float32)
+
+
+def test_what_is_spoken_as_a_held_out_transcript_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text, held_out = tmp_path / "text.txt", Utterance("k", "mister smith paid five dollars", "", "", 0, 0)
+    text.write_text("Mr. Smith paid 5 dollars.\nMr. Smith paid 6 dollars.\nMister Smith paid five dollars!\n")
+    monkeypatch.setattr(synthesis, "find_voices", lambda *_: [Hum()])
+    monkeypatch.setattr(cli, "load_corpus", lambda _: Corpus((held_out,), ()))
+    run("synthesize", "--text", text, "--held-out", "dev.jsonl", "--hours", "0.002", "--out", tmp_path / "out")
+    rows = [json.loads(line) for line in (tmp_path / "out" / "train.jsonl").read_text().splitlines()]
+    assert {row["written"] for row in rows} == {"Mr. Smith paid 6 dollars."} and len(rows) > 1
 
 
 def test_any_number_of_the_first_sentences_bring_the_most_words():

@@ -17,13 +17,15 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
 
     Raises:
         CheckpointError: there is nothing to average, the checkpoints differ in configuration (by more than dropout in
-            the encoder, how far apart features are and how they are searched), or a weight of the mean is not a number
-            of float16.
+            the encoder, how far apart features are and how they are searched) or in what their symbols mean, or a
+            weight of the mean is not a number of float16.
 
     """
     loaded = [load_checkpoint(path) for path in paths]
     if not loaded or any(c.config.network() != loaded[-1].config.network() for c in loaded):
         raise CheckpointError("averaging needs checkpoints of one configuration")
+    if len({(c.tokenizer.units, c.tokenizer.symbols) for c in loaded}) > 1:
+        raise CheckpointError("averaging needs checkpoints of one vocabulary")
     _share_phones([c.model for c in loaded])
     states = [c.model.state_dict() for c in loaded]
     last = loaded[-1]

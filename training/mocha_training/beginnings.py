@@ -1,7 +1,12 @@
-"""The model that a run begins with: a network with its first weights, or a checkpoint's, grown if asked."""
+"""What a run begins with: a network with its first weights, or a checkpoint's, grown if asked.
 
+And whether one that is resumed was begun with the same.
+"""
+
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +22,12 @@ from mocha_training.weights import draw_weights, grown
 
 TOLD_APART = SearchConfig(prior_weight=0.25, length_bonus=0.5)  # for a CTC head of `denominator_weight`
 BESIDE_PHONES = {"language_weight": 1.5, "length_bonus": 0.8}  # when two that hear stand against the language model
+
+# What a resumed run may be told otherwise: how long it is, what is kept and measured; and `preset`, since a
+# checkpoint's network need not be that. The network itself is compared.
+LENGTHS = {"steps", "epochs", "max_minutes"}
+MAY_CHANGE = LENGTHS | {"evaluate_every", "save_every", "average_last", "final", "fold_phones", "preset"}
+MOST_NAMED = 6  # differences, and symbols of one, in a message
 
 
 def feature_statistics(model: SpeechModel, corpus: Corpus, count: int, seed: int) -> None:
@@ -35,6 +46,50 @@ def refuse_without_model(config: TrainConfig) -> None:
         raise ValueError("utterances are spliced where a model that reads finds pauses: it is given with --init")
     if not config.train_encoder:
         raise ValueError("an encoder that is not trained is that of a model that reads: it is given with --init")
+
+
+def refuse_beside_model(mechanism: str | None, chunk_width: int | None, settings: Iterable[str]) -> None:
+    """Raise ValueError for options that would change a network which comes from a checkpoint, and do not."""
+    if mechanism is not None or chunk_width is not None:
+        raise ValueError("--init brings an attention, so there is no --mechanism or --chunk-width beside it")
+    if any(setting.partition("=")[0] == "preset" for setting in settings):
+        raise ValueError("--init brings a network, which --preset grows, and --set preset would not")
+
+
+def begun_with(config: TrainConfig, model: SpeechModel, tokenizer: Tokenizer) -> dict[str, Any]:
+    """By name, in JSON's types, all that has to be the same when a run is resumed: symbols, recipe, network."""
+    network = model.config.model_dump(mode="json", exclude={"vocab_size", "phones"})
+    recipe = config.model_dump(mode="json", exclude=MAY_CHANGE)
+    labels = {"symbols": list(tokenizer.symbols), "phones": list(model.config.phones)}
+    return labels | recipe | {"network": network}
+
+
+def refuse_other(path: Path, kept: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise ValueError where `now` is not what the run of `path` was begun with; both as `begun_with` returns them.
+
+    What `kept` lacks is not compared: versions before wrote less, or had no such field.
+    """
+    found = list(_differences(kept, now))
+    if found:
+        raise ValueError(f"{path}: the run was begun with {_first('; ', found)}. Another run needs another directory")
+
+
+def _differences(kept: dict[str, Any], now: dict[str, Any], within: str = "") -> Iterator[str]:
+    """What of `kept` is another in `now`, each as a message has it."""
+    for name, new in now.items():
+        old = kept.get(name, new)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new, f"{within}{name}.")
+        elif old != new and name in ("symbols", "phones"):
+            yield f"other {name}: {_first(', ', [repr(symbol) for symbol in sorted({*old} ^ {*new})])}"
+        elif old != new:
+            yield f"{within}{name} {old}, not {new}"
+
+
+def _first(between: str, found: list[str]) -> str:
+    """As many of `found` as a message may have."""
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return between.join(found[:MOST_NAMED]) + more
 
 
 def first_model(config: TrainConfig, corpus: Corpus, mechanism: str | None, chunk_width: int | None) -> Checkpoint:

@@ -1,6 +1,6 @@
 """Fits and draws how far the confidence of words can be believed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jiwer
@@ -8,8 +8,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from mocha_model.checkpoint import Checkpoint
 from mocha_model.confidence import Calibration
-from mocha_training.evaluate import Result
+from mocha_model.joint import JointConfig
+from mocha_model.recognizer import joint_search
+from mocha_training.data import Corpus
+from mocha_training.evaluate import Beam, Decoding, Result, transcribe_corpus
 
 Numbers = NDArray[np.float64]
 BINS = 10
@@ -102,6 +106,28 @@ def reliability(words: Sequence[tuple[float, bool]]) -> Reliability:
     wins = confidence[right == 1][:, None] - confidence[right == 0][None]
     separation = float(((wins > 0) + 0.5 * (wins == 0)).mean()) if wins.size else float("nan")
     return Reliability(mean, share, error, separation, len(words))
+
+
+def calibrated(
+    checkpoint: Checkpoint, corpus: Corpus, progress: Callable[[float], None] = lambda share: None
+) -> tuple[tuple[Calibration, Calibration], dict[str, Reliability]]:
+    """Fitted on what is read of `corpus`, for live text and for files, and by these names how each does.
+
+    Where there is no language model for files they are read as live text. `progress` is told the share of the work
+    that is done with each batch. Raises ValueError where nothing is read.
+    """
+    ways: dict[str, Decoding | Beam] = {"live": "online"}
+    if files := joint_search(checkpoint.config, checkpoint.tokenizer, JointConfig().width):
+        ways["files"] = Beam(*files)
+    total = len(ways) * len(corpus.utterances)
+    fitted, found = [], {}
+    for name, how in ways.items():
+        parts = (checkpoint.model, checkpoint.tokenizer, corpus, how)
+        results, _ = transcribe_corpus(*parts, lambda done: progress(done / total))
+        utterances = heard_words([r for r in results if r.reference])
+        fitted.append(fit([word for heard in utterances for word in heard]))
+        found[name] = held_out(utterances)
+    return (fitted[0], fitted[-1]), found
 
 
 def draw(found: dict[str, Reliability]) -> Figure:

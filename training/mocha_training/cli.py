@@ -1,8 +1,6 @@
 """The commands that prepare corpora, train, evaluate and draw: read options, build objects, print."""
 
-import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,24 +12,23 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
-from rich.table import Table
 
 from mocha_model.allocator import keep_memory
 from mocha_model.checkpoint import CheckpointError, calibrate_checkpoint, load_checkpoint
-from mocha_model.joint import JointConfig
 from mocha_model.language import LanguageModelError, WordLanguageModel
 from mocha_model.pronunciation import PronunciationError
-from mocha_model.recognizer import LIVE_CAUTION, LIVE_THRESHOLD, joint_search
+from mocha_model.recognizer import LIVE_CAUTION, LIVE_THRESHOLD
 from mocha_model.search import OfflineModelError
 from mocha_model.tokenizer import Units, normalize_text
 from mocha_training import calibrate as confidence
-from mocha_training import corpora, language, phones, pictures, recipes, searches, synthesis
+from mocha_training import corpora, language, outputs, phones, pictures, recipes, searches, synthesis
 from mocha_training.augment import Augmenter
 from mocha_training.average import average_checkpoints
-from mocha_training.beginnings import first_model, refuse_without_model, started
+from mocha_training.beginnings import first_model, refuse_beside_model, refuse_without_model, started
 from mocha_training.config import Preset, TrainConfig
 from mocha_training.data import Corpus, CorpusError, decode_audio, find_manifest, load_corpus, trainable
-from mocha_training.evaluate import Beam, Decoding, evaluate_corpus, transcribe_corpus, write_hypotheses
+from mocha_training.evaluate import Decoding, evaluate_corpus, write_hypotheses
+from mocha_training.reports import show_report
 from mocha_training.splicing import SplicePoint, kept_splice_points
 from mocha_training.trainer import Trainer
 from mocha_training.voices import Program, SynthesisError
@@ -39,7 +36,7 @@ from mocha_training.word_lstm import WordLSTMConfig, train_word_lstm
 
 console = Console(stderr=True)
 
-UNREADABLE = (CorpusError, CheckpointError, LanguageModelError)
+UNUSABLE = (CorpusError, CheckpointError, LanguageModelError, OSError)  # files that are read or written
 
 HeldOut = Annotated[
     list[Path] | None,
@@ -60,8 +57,9 @@ def prepare(
 ) -> None:
     """Read a corpus in its own layout into manifests that `train` and `evaluate` take; its recordings stay there."""
     try:
+        outputs.make_ready(out / "train.jsonl.gz")
         counts = corpora.prepare(corpus, source, out, jobs)
-    except CorpusError as error:
+    except (CorpusError, OSError) as error:
         raise _fail(error) from error
     console.print(", ".join(f"{name} {count}" for name, count in counts.items()) + " utterances")
 
@@ -97,15 +95,15 @@ def train(
 
     On several GPUs or cores: torchrun --no-python --nproc-per-node N mocha-asr train ...
     """
-    if init is not None and any(x is not None for x in (mechanism, chunk_width)):
-        raise _fail("--init brings an attention, so there is no --mechanism or --chunk-width beside it")
     changes: dict[str, Any] = {"max_minutes": max_minutes, "steps": steps, "seed": seed, "preset": preset}
     changes |= {"learning_rate": learning_rate, "ctc_only": 1.0 if ctc_only else None}
     device = _joined(device)
     keep_memory()
     try:
         config = _configured(recipe, changes).changed(settings or ())
-        if init is None and not (out / "last.pt").is_file():
+        if init is not None:
+            refuse_beside_model(mechanism, chunk_width, settings or ())
+        elif not (out / "last.pt").is_file():
             refuse_without_model(config)
         corpus = _training_corpus(data, config)
         noises, dev = _first(data, "noise", config.units), _first(data, "dev", config.units)
@@ -168,15 +166,15 @@ def evaluate(
     manifest: Annotated[Path, typer.Option(help="SPLIT.jsonl beside its shards, or a lhotse CutSet (*.jsonl.gz)")],
     model: Annotated[Path | None, typer.Option(help="checkpoint; the bundled one if not given")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
-    limit: Annotated[int, typer.Option(help="only the first N utterances; 0 for all")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="only the first N utterances; 0 for all")] = 0,
     hypotheses: Annotated[
         Path | None, typer.Option(help="write every utterance's texts to this JSON lines file")
     ] = None,
     decoding: Annotated[
         Decoding | None, typer.Option(help="online (hard), or soft over whole recordings; online where possible")
     ] = None,
-    beam: Annotated[int, typer.Option(help="hypotheses of beam search over the online process; 0 for none")] = 0,
-    joint: Annotated[int, typer.Option(help="prefixes of joint search, which reads files; 0 for none")] = 0,
+    beam: Annotated[int, typer.Option(min=0, help="hypotheses of beam search over the online process; 0 for none")] = 0,
+    joint: Annotated[int, typer.Option(min=0, help="prefixes of joint search, which reads files; 0 for none")] = 0,
     settle: Annotated[bool, typer.Option(help="read greedily; joint search settles segments when they end")] = False,
     patience: Annotated[
         int | None, typer.Option(help="frames after which a character is emitted at the latest, in either search")
@@ -188,11 +186,14 @@ def evaluate(
     length_bonus: Annotated[float | None, typer.Option(help="per symbol, in either; joint: the model's own")] = None,
     selection_weight: Annotated[float | None, typer.Option(help="of the path's decisions, in beam search")] = None,
     lm: Annotated[Path | None, typer.Option(help="language model of `train-lm`, for either")] = None,
-    lm_weight: Annotated[float | None, typer.Option(help="of the language model; the model's own")] = None,
+    lm_weight: Annotated[
+        float | None,
+        typer.Option(help=f"of the language model; joint: the model's own, beam: {searches.BEAM_LANGUAGE_WEIGHT}"),
+    ] = None,
     prior_weight: Annotated[float | None, typer.Option(help="of how frequent characters are; the model's own")] = None,
     phone_weight: Annotated[float | None, typer.Option(min=0, help="of how words sound; 0: not at all")] = None,
     fold_phones: Annotated[bool, typer.Option(help="score TIMIT's phones as 39 classes; WER is then PER")] = False,
-    threads: Annotated[int, typer.Option(help="CPU threads; the real-time factor is per these")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads; the real-time factor is per these")] = 1,
 ) -> None:
     """WER, CER, CTC branch, emission latency against a CTC forced alignment, token counts and real-time factor."""
     torch.set_num_threads(threads)
@@ -202,6 +203,8 @@ def evaluate(
     options |= {"prior_weight": prior_weight, "phone_weight": phone_weight}
     try:
         searches.refuse_useless(beam, joint, settle, options | {"lm": lm, "decoding": decoding})
+        if hypotheses is not None:
+            outputs.make_ready(hypotheses)
         checkpoint = load_checkpoint(model)
         corpus = load_corpus(manifest, units=checkpoint.tokenizer.units)
         if limit:
@@ -213,24 +216,11 @@ def evaluate(
             fold = phones.fold_phones if fold_phones else str
             parts = (checkpoint.model, checkpoint.tokenizer, corpus, how)
             report, results = evaluate_corpus(*parts, lambda done: bar.advance(task, done), fold)
-    except (*UNREADABLE, searches.OptionError, phones.PhoneError, OfflineModelError) as error:
+        show_report(report, as_json)
+        if hypotheses is not None:
+            write_hypotheses(hypotheses, results)
+    except (*UNUSABLE, searches.OptionError, phones.PhoneError, OfflineModelError) as error:
         raise _fail(error) from error
-    if hypotheses is not None:
-        write_hypotheses(hypotheses, results)
-    if as_json:
-        sys.stdout.write(json.dumps(report) + "\n")
-    else:
-        _print_report(report)
-
-
-def _print_report(report: dict[str, Any]) -> None:
-    table = Table("corpus", "utterances", "WER %", "CER %", "CTC WER %", "CTC CER %", "late p50 / p90 / p99 ms")
-    for name, row in [*report["by_corpus"].items(), ("all", report)]:
-        late = " / ".join("-" if v is None else f"{v:.0f}" for v in row["emission_latency_ms"].values())
-        rates = ["-" if row[k] is None else f"{100 * row[k]:.1f}" for k in ("wer", "cer", "ctc_wer", "ctc_cer")]
-        table.add_row(name, str(row["utterances"]), *rates, late)
-    Console().print(table)
-    Console().print(f"real-time factor {report['rtf']:.4f}, tokens per reference {report['tokens_per_reference']:.3f}")
 
 
 def average(
@@ -239,8 +229,9 @@ def average(
 ) -> None:
     """Write the mean of the weights of several checkpoints, in a third of the space."""
     try:
+        outputs.make_ready(out)
         average_checkpoints(checkpoints, out)
-    except CheckpointError as error:
+    except (CheckpointError, OSError) as error:
         raise _fail(error) from error
 
 
@@ -252,32 +243,19 @@ def calibrate(
     """Fit the confidence of words to how often they are right."""
     keep_memory()
     try:
+        if picture is not None:
+            outputs.make_ready_for_picture(picture)
         checkpoint = load_checkpoint(model)
+        outputs.make_ready(model)
         corpus = load_corpus(manifest, units=checkpoint.tokenizer.units)
-        if picture is not None and picture.suffix not in (".png", ".svg"):
-            raise _fail(f"{picture}: a picture is .png or .svg")
-        ways: dict[str, Decoding | Beam] = {"live": "online"}
-        if files := joint_search(checkpoint.config, checkpoint.tokenizer, JointConfig().width):
-            ways["files"] = Beam(*files)
-        fitted, found = [], {}
         with Progress(console=console, transient=True) as bar:
-            task = bar.add_task("listening", total=len(ways) * len(corpus.utterances))
-            for name, how in ways.items():
-                results, _ = transcribe_corpus(
-                    checkpoint.model,
-                    checkpoint.tokenizer,
-                    corpus,
-                    how,
-                    lambda done: bar.advance(task, done),
-                )
-                utterances = confidence.heard_words([r for r in results if r.reference])
-                fitted.append(confidence.fit([word for heard in utterances for word in heard]))
-                found[name] = confidence.held_out(utterances)
-    except (CorpusError, LanguageModelError, ValueError) as error:
+            task = bar.add_task("listening", total=1.0)
+            fitted, found = confidence.calibrated(checkpoint, corpus, lambda share: bar.advance(task, share))
+        calibrate_checkpoint(model, *fitted)
+        if picture is not None:
+            confidence.draw(found).savefig(picture, dpi=100)
+    except (*UNUSABLE, ValueError) as error:
         raise _fail(error) from error
-    calibrate_checkpoint(model, fitted[0], fitted[-1])
-    if picture is not None:
-        confidence.draw(found).savefig(picture, dpi=100)
     for name, reliability in found.items():
         console.print(
             f"{name}: {reliability.count} words; held out: expected calibration error {reliability.error:.3f}, "
@@ -305,15 +283,16 @@ def synthesize(
     """
     try:
         voices = synthesis.find_voices(kokoro, program or ())
+        seen = language.seen_in(_transcripts(held_out))
         short = (line for line in language.read_lines(text) if line and len(line) <= max_characters)
-        sentences = language.unseen(short, _transcripts(held_out))
+        sentences = [line for line in short if not seen(line)]
         if not sentences:
-            raise _fail("no sentence of the text is short enough")
+            raise _fail("no sentence of the text is short enough, held-out ones aside")
         counts = ", ".join(f"{n} of {p}" for p, n in Counter(v.program for v in voices).items())
         console.print(f"{len(sentences)} sentences, {len(voices)} voices: {counts}")
         with Progress(*Progress.get_default_columns(), console=console, transient=True) as bar:
             task = bar.add_task("speaking", total=3600 * hours)
-            count = synthesis.synthesize(sentences, voices, hours, out, seed, lambda s: bar.advance(task, s))
+            count = synthesis.synthesize(sentences, voices, hours, out, seed, lambda s: bar.advance(task, s), seen)
     except (SynthesisError, language.TextError, CorpusError, OSError) as error:
         raise _fail(error) from error
     console.print(f"wrote {count} utterances to {out}")
@@ -332,6 +311,7 @@ def train_lm(
 ) -> None:
     """Make a language model of words for the search that reads files."""
     try:
+        outputs.make_ready(out)
         recogniser = load_checkpoint(model)
         tokenizer = recogniser.tokenizer
         sentences = language.unseen(language.read_sentences(text, tokenizer), _transcripts(held_out))
@@ -351,10 +331,10 @@ def train_lm(
             made.said = language.said(counts.words) if recogniser.config.phones else ()
             task = bar.add_task("measuring", total=len(held))
             letter, word = language.perplexity(made, held, tokenizer, lambda done: bar.advance(task, done))
-    except (*UNREADABLE, language.TextError, PronunciationError) as error:
+        made_of = {"sentences": len(kept), "least": least, "words_besides": len(others), "lstm_epochs": lstm_epochs}
+        made.save(out, tokenizer, made_of | {"held_out_perplexity": [letter, word]})
+    except (*UNUSABLE, language.TextError, PronunciationError) as error:
         raise _fail(error) from error
-    made_of = {"sentences": len(kept), "least": least, "words_besides": len(others), "lstm_epochs": lstm_epochs}
-    made.save(out, tokenizer, made_of | {"held_out_perplexity": [letter, word]})
     shown = f"perplexity {letter:.3f} per character, {word:.0f} per word on {len(held)} held-out sentences"
     console.print(f"wrote {out}, {len(counts.words)} words: {shown}")
 
@@ -366,18 +346,21 @@ def report(
     model: Annotated[Path | None, typer.Option(help="checkpoint; the run's final one if not given")] = None,
 ) -> None:
     """Draw a run's loss curves and the alignments of three dev utterances to PNG."""
+    log, losses = run / "log.jsonl", out / "losses.png"
     try:
+        outputs.make_ready(losses)
         checkpoint = load_checkpoint(model or run / "final.safetensors")
         dev = load_corpus(find_manifest(data, "dev"), units=checkpoint.tokenizer.units)
-    except (CorpusError, CheckpointError) as error:
+        if not log.is_file():
+            raise _fail(f"{log}: no such file; a run has it from its tenth step on")
+        pictures.draw_losses(log, losses)
+        chosen = {u.corpus: i for i, u in reversed(list(enumerate(dev.utterances))) if 20 < len(u.text) < 50}
+        for number, index in enumerate(list(chosen.values())[:3], 1):
+            audio, text = torch.from_numpy(dev.audio(index)), dev.utterances[index].text
+            figure = pictures.draw_alignment(checkpoint.model, checkpoint.tokenizer, audio, text)
+            figure.savefig(out / f"alignment-{number}.png", dpi=80)
+    except UNUSABLE as error:
         raise _fail(error) from error
-    out.mkdir(parents=True, exist_ok=True)
-    pictures.draw_losses(run / "log.jsonl", out / "losses.png")
-    chosen = {u.corpus: i for i, u in reversed(list(enumerate(dev.utterances))) if 20 < len(u.text) < 50}
-    for number, index in enumerate(list(chosen.values())[:3], 1):
-        audio, text = torch.from_numpy(dev.audio(index)), dev.utterances[index].text
-        figure = pictures.draw_alignment(checkpoint.model, checkpoint.tokenizer, audio, text)
-        figure.savefig(out / f"alignment-{number}.png", dpi=80)
 
 
 def align(
@@ -388,12 +371,11 @@ def align(
 ) -> None:
     """Draw features, p, alpha, beta and the path of online decoding, with each character at its frame."""
     try:
+        outputs.make_ready_for_picture(out)
         checkpoint = load_checkpoint(model)
         samples = torch.from_numpy(decode_audio(file.read_bytes(), str(file)).astype(np.float32) / 32768)
-    except (OSError, CorpusError, CheckpointError) as error:
+        spoken = None if text is None else normalize_text(text, checkpoint.tokenizer.units)
+        pictures.draw_alignment(checkpoint.model, checkpoint.tokenizer, samples, spoken).savefig(out, dpi=110)
+    except UNUSABLE as error:
         raise _fail(error) from error
-    if out.suffix not in (".png", ".svg"):
-        raise _fail(f"{out}: a picture is .png or .svg")
-    spoken = None if text is None else normalize_text(text, checkpoint.tokenizer.units)
-    pictures.draw_alignment(checkpoint.model, checkpoint.tokenizer, samples, spoken).savefig(out, dpi=110)
     console.print(f"wrote {out}")

@@ -96,14 +96,24 @@ class TrainConfig(BaseModel):
         "keep_phones, beside that of phones, per phone",
     )
     path_weight: float = Field(0.3, ge=0, description="of the likelihood of the path, per token")
-    quantity_weight: float = Field(0.2, ge=0)
-    latency_weight: float = Field(0.05, ge=0, description="of the CTC-synchronous boundary loss, per frame")
+    quantity_weight: float = Field(
+        0.2, ge=0, description="of the quantity loss, per token; of `attention` expected alone"
+    )
+    latency_weight: float = Field(
+        0.05, ge=0, description="of the CTC-synchronous boundary loss, per frame; of `attention` expected alone"
+    )
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="of the target mass, spread over the vocabulary")
     neighbour_smoothing: tuple[float, ...] = Field(
         (), description="relative target mass of the tokens around each and, in the middle, its own; instead of that"
     )
-    noise_std: float = Field(1.0, ge=0, description="before the sigmoid of the monotonic attention, at full strength")
-    noise_full_at: float = Field(0.7, ge=0, le=1, description="progress at which the noise has grown to full strength")
+    noise_std: float = Field(
+        1.0,
+        ge=0,
+        description="before the sigmoid of the monotonic attention, at full strength; of `attention` expected alone",
+    )
+    noise_full_at: float = Field(
+        0.7, ge=0, le=1, description="progress at which that noise has grown to full strength; of the same alone"
+    )
     spec_augment_from: float = Field(0.15, ge=0, le=1, description="progress from which features are masked")
 
     min_seconds: float = 0.3
@@ -149,6 +159,8 @@ class TrainConfig(BaseModel):
             raise ValueError("phone_weight is of an encoder that is trained, or of a head of phones that alone is")
         if self.keep_phones and not (self.phone_weight and self.ctc_only == 1):
             raise ValueError("keep_phones is of a run with a phone_weight, and with ctc_only 1")
+        if not self.train_encoder and 0 < self.ctc_only < 1:
+            raise ValueError("without train_encoder ctc_only is 0 or 1: nothing would be trained until then")
         return self
 
 

@@ -92,20 +92,24 @@ class _Read:
     seconds: float
 
 
-def _decode(model: SpeechModel, tokenizer: Tokenizer, batch: Batch, decoding: Decoding | Beam) -> _Read:
+def _recognizer(model: SpeechModel, tokenizer: Tokenizer, decoding: Literal["online"] | Beam) -> Recognizer:
+    """What decodes so; to be made once, since it copies the encoder and makes integers of its weights."""
+    if not isinstance(decoding, Beam):
+        return Recognizer(model, tokenizer)
+    settled = decoding.config if decoding.settles and isinstance(decoding.config, JointConfig) else None
+    return Recognizer(model, tokenizer, None, None if settled else decoding.config, decoding.fusion, settled=settled)
+
+
+def _decode_softly(model: SpeechModel, tokenizer: Tokenizer, batch: Batch) -> _Read:
     began = time.perf_counter()
-    if decoding == "soft":
-        memory, num_memory = model.encode(*model.features(batch.samples, batch.num_samples))
-        found = decode_softly(model.decoder, memory, num_memory)
-        seconds = time.perf_counter() - began
-        return _Read([plain(tokenizer, ids) for ids in found], [[] for _ in found], seconds)
-    if isinstance(decoding, Beam):
-        settled = decoding.config if decoding.settles and isinstance(decoding.config, JointConfig) else None
-        recognizer = Recognizer(
-            model, tokenizer, None, None if settled else decoding.config, decoding.fusion, settled=settled
-        )
-    else:
-        recognizer = Recognizer(model, tokenizer)
+    memory, num_memory = model.encode(*model.features(batch.samples, batch.num_samples))
+    found = decode_softly(model.decoder, memory, num_memory)
+    seconds = time.perf_counter() - began
+    return _Read([plain(tokenizer, ids) for ids in found], [[] for _ in found], seconds)
+
+
+def _decode(recognizer: Recognizer, batch: Batch) -> _Read:
+    began = time.perf_counter()
     first, state = recognizer.step(batch.samples, batch.num_samples, recognizer.init_state(len(batch.samples)))
     rest, _ = recognizer.flush(state, torch.ones_like(batch.num_samples, dtype=torch.bool))
     seconds = time.perf_counter() - began
@@ -125,12 +129,13 @@ def transcribe_corpus(
     model.eval()
     order = sorted(range(len(corpus.utterances)), key=lambda i: corpus.utterances[i].num_samples)
     frame_ms = 1000 * model.config.frame_samples / SAMPLE_RATE
+    recognizer = None if decoding == "soft" else _recognizer(model, tokenizer, decoding)
     results, spent = [], 0.0
     for start in range(0, len(order), BATCH_ROWS):
         chosen = [corpus.utterances[i] for i in order[start : start + BATCH_ROWS]]
         audio = [corpus.audio(i) for i in order[start : start + BATCH_ROWS]]
         batch = collate(audio, [u.text for u in chosen], tokenizer).to(next(model.parameters()).device)
-        read = _decode(model, tokenizer, batch, decoding)
+        read = _decode(recognizer, batch) if recognizer else _decode_softly(model, tokenizer, batch)
         spent += read.seconds
         memory, num_frames = model.encode(*model.features(batch.samples, batch.num_samples))
         log_probs = model.ctc_log_probs(memory)

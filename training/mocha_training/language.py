@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ def read_lines(paths: list[Path]) -> list[str]:
         try:
             data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
             lines += data.decode("utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
             raise TextError(f"{path}: not a readable text ({error})") from error
     return lines
 
@@ -56,8 +57,14 @@ def _writable(texts: Iterable[str], tokenizer: Tokenizer) -> list[str]:
     return [t for t in texts if t and known.issuperset(t) and max(map(len, t.split())) <= LONGEST_WORD]
 
 
-def unseen(lines: Iterable[str], transcripts: Iterable[str], least_words: int = 3) -> list[str]:
-    """`lines` without those that contain one of `transcripts`, or stand in one: what is measured is not learned from.
+def unseen(lines: Iterable[str], transcripts: Iterable[str]) -> list[str]:
+    """`lines` that are not seen in `transcripts` (see `seen_in`): what is measured is not learned from."""
+    seen = seen_in(transcripts)
+    return [line for line in lines if not seen(line)]
+
+
+def seen_in(transcripts: Iterable[str], least_words: int = 3) -> Callable[[str], bool]:
+    """Tells whether a line contains one of `transcripts`, or stands in one.
 
     Both are compared as normalised words. Transcripts and lines of fewer than `least_words` words count for nothing:
     such phrases are everybody's.
@@ -80,7 +87,7 @@ def unseen(lines: Iterable[str], transcripts: Iterable[str], least_words: int = 
         )
         return words in stand or any(inside)
 
-    return [line for line in lines if not seen(line)]
+    return seen
 
 
 def count_words(sentences: list[str], tokenizer: Tokenizer, least: int, others: Iterable[str] = ()) -> WordCounts:

@@ -8,6 +8,7 @@ from torch import nn
 
 from mocha_model.model import SpeechModel
 from mocha_training.config import TrainConfig
+from mocha_training.weights import weight_matrices
 
 
 def make_optimizers(
@@ -47,9 +48,12 @@ def make_optimizers(
 
 
 def _matrices(model: SpeechModel) -> list[nn.Parameter]:
-    """Maps from one space to another. The rows of the embedding and of the output layers belong to single symbols."""
+    """Maps from one space to another.
+
+    The rows of the embedding and of the output layers belong to single symbols, those of v to single energy functions.
+    """
     tables = _ids([model.decoder.embedding.weight, model.decoder.output.weight, model.ctc.weight])
-    return [p for p in model.parameters() if p.dim() == 2 and id(p) not in tables]
+    return [p for _, p in weight_matrices(model) if p.dim() == 2 and id(p) not in tables]
 
 
 def _ids(parameters: Any) -> set[int]:

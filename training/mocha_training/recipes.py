@@ -80,18 +80,14 @@ def path() -> TrainConfig:
 
 
 def further() -> TrainConfig:
-    """More of `path` from its checkpoint, with --init: masked from the first step, augmented more, more noise."""
+    """More of `path` from its checkpoint, with --init: masked from the first step, augmented more."""
     stronger = AugmentConfig(noise_probability=0.3, room_probability=0.15, join_probability=0.1, time_mask_frames=25)
-    return path().model_copy(
-        update={"learning_rate": 1e-3, "spec_augment_from": 0.0, "noise_full_at": 0.0, "augment": stronger, "seed": 1}
-    )
+    return path().model_copy(update={"learning_rate": 1e-3, "spec_augment_from": 0.0, "augment": stronger, "seed": 1})
 
 
 def settle() -> TrainConfig:
     """The last part after `further`, with --init: augmented as `path`, from a lower rate down to nothing."""
-    return path().model_copy(
-        update={"learning_rate": 8e-4, "warmup_steps": 100, "spec_augment_from": 0.0, "noise_full_at": 0.0, "seed": 2}
-    )
+    return path().model_copy(update={"learning_rate": 8e-4, "warmup_steps": 100, "spec_augment_from": 0.0, "seed": 2})
 
 
 def widen() -> TrainConfig:

@@ -15,6 +15,7 @@ LANGUAGE_OPTIONS = {  # and what `joint_fusion` calls them
     "prior_weight": "prior_weight",
     "phone_weight": "phone_weight",
 }
+BEAM_LANGUAGE_WEIGHT = 0.4  # in beam search, where more of it makes more errors (docs/decisions/0008)
 
 
 class OptionError(ValueError):
@@ -64,6 +65,6 @@ def asked_for(
         fusion = joint_fusion(language, config, **weights) if language else Fusion(())
         return Beam(JointConfig(joint, **{"length_bonus": config.search.length_bonus} | told), fusion, settle)
     if beam:
-        weight = weights.get("language_weight", config.search.language_weight)
+        weight = weights.get("language_weight", BEAM_LANGUAGE_WEIGHT)
         return Beam(BeamConfig(beam, **told), Fusion(((weight, language),) if language else ()))
     return None

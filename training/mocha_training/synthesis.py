@@ -142,10 +142,16 @@ def covering(sentences: Sequence[str]) -> Iterator[str]:
         yield sentences[index]
 
 
-def plan(sentences: Sequence[str], voices: Sequence[Voice], seed: int) -> Iterator[Reading]:
+def plan(
+    sentences: Sequence[str],
+    voices: Sequence[Voice],
+    seed: int,
+    left_out: Callable[[str], bool] = lambda spoken: False,
+) -> Iterator[Reading]:
     """Endless readings: the sentences, those with new words first, again and again, each time by other voices.
 
-    Programs are drawn evenly, then their voices, for espeak-ng has a hundred times as many as the others.
+    Sentences that are `left_out` as they are spoken are not read. Programs are drawn evenly, then their voices, for
+    espeak-ng has a hundred times as many as the others.
     """
     speller, rng = Speller(), np.random.default_rng(seed)
     programs = {v.program: [w for w in voices if w.program == v.program] for v in voices}
@@ -156,11 +162,11 @@ def plan(sentences: Sequence[str], voices: Sequence[Voice], seed: int) -> Iterat
             voice = choices[rng.integers(len(choices))]
             rate, pitch = np.exp(rng.uniform(np.log(RATES[0]), np.log(RATES[1]))), rng.uniform(*PITCHES)
             spoken = speller(sentence)
-            if spoken and normalize_text(spoken):
+            if spoken and normalize_text(spoken) and not left_out(spoken):
                 readable = True
                 yield Reading(sentence, spoken, voice, float(rate), float(pitch))
         if not readable:
-            raise SynthesisError("the text has no sentence that can be read aloud")
+            raise SynthesisError("the text has no sentence that can be read aloud, held-out ones aside")
 
 
 def encode_opus(audio: Audio) -> bytes:
@@ -187,12 +193,13 @@ def synthesize(
     out: Path,
     seed: int = 0,
     progress: Callable[[float], None] = lambda seconds: None,
+    left_out: Callable[[str], bool] = lambda spoken: False,
 ) -> int:
     """Write ``train.jsonl`` and its tar shards, at least `hours` of speech; gives the number of utterances.
 
     The same arguments and programs give the same speech. `progress` is told the seconds that each utterance adds.
-    A voice that fails on a sentence is passed over, and ten of them in a row are an error. What was spoken before an
-    error or an interruption stays, and can be read.
+    What is `left_out` is not spoken (see `plan`). A voice that fails on a sentence is passed over, and ten of them in a
+    row are an error. What was spoken before an error or an interruption stays, and can be read.
 
     Raises:
         SynthesisError: there are no voices, or they do not speak.
@@ -204,7 +211,7 @@ def synthesize(
     if manifest.exists():
         raise FileExistsError(f"{manifest} exists already")
     seconds, failed = 0.0, 0
-    readings = plan(sentences, voices, seed)
+    readings = plan(sentences, voices, seed, left_out)
     with ThreadPoolExecutor(os.cpu_count()) as pool, _Shards(out, manifest) as shards:
         while seconds < 3600 * hours:
             some = list(islice(readings, AT_ONCE))

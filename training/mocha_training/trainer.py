@@ -28,6 +28,7 @@ from mocha_model.tokenizer import Tokenizer
 from mocha_training import losses, pictures
 from mocha_training.augment import Augmenter
 from mocha_training.batches import EpochBatches
+from mocha_training.beginnings import begun_with, refuse_other
 from mocha_training.config import TrainConfig
 from mocha_training.data import Batch, Corpus
 from mocha_training.denominator import character_trigrams, denominator
@@ -158,11 +159,14 @@ class Trainer:
         }
 
     def _clip(self) -> Tensor:
-        """Limit the gradient's norm and return what it was; a CTC head that only listens is limited by itself."""
+        """Limit the gradient's norm and return what it was; a CTC head that only listens is limited by itself.
+
+        Its norm is returned only where it is not finite, so that no step is taken then.
+        """
         head = list(self.model.ctc.parameters()) if self._ctc_listens else []
-        torch.nn.utils.clip_grad_norm_(head, self.config.clip)
         rest = [p for p in self.parameters if all(p is not h for h in head)]
-        return torch.nn.utils.clip_grad_norm_(rest, self.config.clip)
+        of_head, of_rest = (torch.nn.utils.clip_grad_norm_(part, self.config.clip) for part in (head, rest))
+        return of_rest if torch.isfinite(of_head) else of_head
 
     @property
     def _ctc_listens(self) -> bool:
@@ -296,7 +300,7 @@ class Trainer:
             "fewest_errors": self.fewest_errors,
             "position": [self.step, self.epoch, self.batch_in_epoch, self.elapsed_s, self.heard_s],
             "seconds": self.seconds,
-            "seed": self.config.seed,
+            "begun_with": begun_with(self.config, self.model, self.tokenizer),
             "started_from": self.started_from,
             "phones": self.phones.state_dict() if self.phones else {},
         }
@@ -314,26 +318,42 @@ class Trainer:
         return sorted(self.directory.glob("step-*.safetensors"), key=lambda path: int(path.stem.split("-")[1]))
 
     def resume(self) -> bool:
-        """Go on from ``last.pt``, if there is one. Raises ValueError where that is of another kind of run."""
+        """Go on from ``last.pt``, if there is one. Raises ValueError where that is of another run, and says why."""
         path = self.directory / "last.pt"
         if not path.is_file():
             return False
         state = torch.load(path, map_location=self.device, weights_only=True)
-        if (seed := state.get("seed", self.config.seed)) != self.config.seed:
-            raise ValueError(f"{path}: the run was begun with seed {seed}, not {self.config.seed}")
-        self.model.load_state_dict(state["model"])
-        if self.phones:
-            if not state.get("phones"):
-                raise ValueError(f"{path}: the run was begun without a branch of phones")
-            self.phones.load_state_dict(state["phones"])
-        for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(kept)
+        if self.phones and not state.get("phones"):
+            raise ValueError(f"{path}: the run was begun without a branch of phones")
+        before = {"seed": state["seed"]} if "seed" in state else {}  # all that versions before wrote of it
+        refuse_other(path, state.get("begun_with", before), begun_with(self.config, self.model, self.tokenizer))
+        if self.started_from and state.get("started_from", self.started_from) != self.started_from:
+            raise ValueError(f"{path}: the run was begun from another checkpoint. Another run needs another directory")
+        self._restore(path, state)
         self.step, self.epoch, self.batch_in_epoch = (int(n) for n in state["position"][:3])
         self.elapsed_s, self.heard_s = state["position"][3:]
         self.fewest_errors = state.get("fewest_errors", math.inf)
         self.seconds = state.get("seconds", 0.0)
         self.started_from = state.get("started_from", {})
         return True
+
+    def _restore(self, path: Path, state: dict[str, Any]) -> None:
+        """Take weights and optimizers from `state`, which is that of `path`. Raises ValueError where they do not fit.
+
+        That they do not is only met in files of versions before; else `refuse_other` has seen it.
+        """
+        try:
+            self.model.load_state_dict(state["model"])
+        except RuntimeError as error:
+            raise ValueError(f"{path}: the run was begun with another network") from error
+        if self.phones:
+            self.phones.load_state_dict(state["phones"])
+        try:
+            for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(kept)
+        except ValueError as error:
+            other = "its optimizers are of other parameters, as in versions before; its last checkpoint can begin a run"
+            raise ValueError(f"{path}: {other}") from error
 
     def finish(self) -> None:
         """Make ``final.safetensors``, compact: the best, or the last ones averaged (batch norm statistics too)."""
