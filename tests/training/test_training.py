@@ -856,6 +856,7 @@ def test_latency_counts_only_matching_symbols():
         (("evaluate", "--settle"), "--settle needs --joint"),
         (("train", "--recipe", "nosuch"), "no recipe 'nosuch'; there are"),
         (("train", "--recipe", "plain", "--steps", 0), "greater than 0"),
+        (("train", "--recipe", "plain", "--device", "tpu"), "--device tpu: there is cpu"),
         (("train", "--recipe", "plain", "--init", "any", "--chunk-width", 2), "--init brings an attention"),
         (("train", "--recipe", "plain", "--init", BUNDLED, "--preset", "tiny"), "can only be grown"),
         (

@@ -97,9 +97,9 @@ def train(
     """
     changes: dict[str, Any] = {"max_minutes": max_minutes, "steps": steps, "seed": seed, "preset": preset}
     changes |= {"learning_rate": learning_rate, "ctc_only": 1.0 if ctc_only else None}
-    device = _joined(device)
     keep_memory()
     try:
+        device = _joined(device)
         config = _configured(recipe, changes).changed(settings or ())
         if init is not None:
             refuse_beside_model(mechanism, chunk_width, settings or ())
@@ -135,7 +135,9 @@ def _configured(recipe: str, changes: dict[str, Any]) -> TrainConfig:
 
 
 def _joined(device: str) -> str:
-    """The device of this process, which under torchrun has joined the others."""
+    """The device of this process, which under torchrun has joined the others. Raises ValueError where it is none."""
+    if device != "cpu" and not (device == "cuda" and torch.cuda.is_available()):
+        raise ValueError(f"--device {device}: there is {'cpu and cuda' if torch.cuda.is_available() else 'cpu alone'}")
     if "WORLD_SIZE" not in os.environ:
         return device
     torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo")
