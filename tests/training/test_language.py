@@ -225,7 +225,10 @@ def test_text_that_cannot_be_used(tokenizer: Tokenizer, tmp_path: Path):
     assert read_sentences([tmp_path / "long.txt"], tokenizer) == ["the cat", "a" * 64]
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:30], lambda data: data[:10] + b"\xff" * 20], ids=["end", "middle"])
+DAMAGES = {"cut": lambda data: data[:30], "overwritten": lambda data: data[:10] + b"\xff" * 20}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_broken_gzip_files_are_named(damage: Callable[[bytes], bytes], tmp_path: Path):
     path = tmp_path / "text.gz"
     path.write_bytes(damage(gzip.compress(b"the cat sat\n" * 99)))
