@@ -66,7 +66,7 @@ def save_checkpoint(
         "provenance": json.dumps(provenance, ensure_ascii=False),
     }
     weights = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
-    _write(Path(path), _compact(weights, path) if compact else weights, metadata)
+    write_whole(Path(path), save(_compact(weights, path) if compact else weights, metadata))
 
 
 def calibrate_checkpoint(path: Path, calibration: Calibration, file_calibration: Calibration) -> None:
@@ -79,7 +79,7 @@ def calibrate_checkpoint(path: Path, calibration: Calibration, file_calibration:
     with safe_open(path, framework="pt") as file:
         metadata = {**file.metadata(), **fitted}
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    _write(path, weights, metadata)
+    write_whole(path, save(weights, metadata))
 
 
 def _compact(weights: dict[str, Tensor], path: str | Path) -> dict[str, Tensor]:
@@ -98,18 +98,16 @@ def _compact(weights: dict[str, Tensor], path: str | Path) -> dict[str, Tensor]:
 
 def _restored(stored: dict[str, Tensor]) -> dict[str, Tensor]:
     """The weights of a checkpoint as float32; raises KeyError for integers without a scale."""
-    weights = {}
-    for name, tensor in stored.items():
-        if tensor.dtype == torch.int8:
-            weights[name] = dequantized(tensor, stored[name + SCALE])
-        elif name.removesuffix(SCALE) not in stored or not name.endswith(SCALE):
-            weights[name] = tensor.float() if tensor.is_floating_point() else tensor
+    weights = {name: t.float() if t.is_floating_point() else t for name, t in stored.items()}
+    for name in [name for name, t in stored.items() if t.dtype == torch.int8]:
+        weights[name] = dequantized(stored[name], weights.pop(name + SCALE))
     return weights
 
 
-def _write(target: Path, weights: dict[str, Tensor], metadata: dict[str, str]) -> None:
+def write_whole(target: Path, data: bytes) -> None:
+    """Write a file that is there whole or not at all; with the permissions of other new files, unlike `save_file`."""
     partial = target.with_name(target.name + ".partial")
-    partial.write_bytes(save(weights, metadata))  # unlike save_file, with the permissions of other new files
+    partial.write_bytes(data)
     partial.replace(target)
 
 

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
+from mocha_model.checkpoint import write_whole
 from mocha_model.prefix_tree import prefix_tree
 from mocha_model.pronounced import Lexicon
 from mocha_model.streaming import gather_rows, map_state, scatter_rows
@@ -300,9 +301,7 @@ class WordLanguageModel:
             "provenance": json.dumps(provenance, ensure_ascii=False),
             "share": str(self.recurrent.share if self.recurrent else 0),
         }
-        partial = path.with_name(path.name + ".partial")
-        partial.write_bytes(save(tensors, metadata))
-        partial.replace(path)
+        write_whole(path, save(tensors, metadata))
 
     @classmethod
     def load(cls, path: Path, tokenizer: Tokenizer) -> "WordLanguageModel":

@@ -124,7 +124,8 @@ class Engine:
             if not self._free or self._stopping or full:
                 self.metrics.refuse()
                 those = f"{self.capacity} streams of this server" if full else f"{self._rows} such streams of a worker"
-                raise EngineError(ErrorCode.SERVER_FULL, f"all {those} are in use")
+                why = "the server stops" if self._stopping else f"all {those} are in use"
+                raise EngineError(ErrorCode.SERVER_FULL, why)
             if live and self.lag_s > self._max_lag_s:
                 self.metrics.refuse()
                 late = f"with {len(self._streams)} streams it is {1000 * self.lag_s:.0f} ms late"

@@ -13,11 +13,11 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from mocha_model.allocator import keep_memory
+from mocha_server.protocols.live import SLOW_S
 from mocha_server.workers import Handed, Workers
 
 READ_AHEAD = 4  # messages a connection may have waiting before its socket is left unread
 READ_AHEAD_BYTES = 1 << 16  # of a message; one that is larger is the last to wait
-SLOW_S = 20.0  # a client that does not read for so long is given up
 BACKLOG = 2048
 
 

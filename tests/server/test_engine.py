@@ -173,7 +173,7 @@ async def test_an_engine_that_stops_ends_its_streams(lively: Recognizer, clip: N
     with pytest.raises(EngineError, match="the server stops"):
         await text(stream)
     assert not engine.is_running
-    with pytest.raises(EngineError):
+    with pytest.raises(EngineError, match="the server stops"):
         engine.open(live=True)
 
 

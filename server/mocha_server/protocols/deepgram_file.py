@@ -33,8 +33,7 @@ async def listen_file(request: Request) -> Response:
             options, phrases = raw_options(request.query_params), favoured(request.query_params)
             if request.headers.get("content-type", "").startswith("application/json"):
                 raise OptionError("this server fetches no URLs: send the audio itself as the body")
-            max_bytes = request.app.state.settings.max_upload_mb * 10**6
-            sha256 = await _spool(limited(request, max_bytes), file)
+            sha256 = await _spool(limited(request), file)
             upload = _upload(engine, file, options, phrases)
             segments = await upload.segments(request)
         except OptionError as error:

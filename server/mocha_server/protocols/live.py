@@ -20,6 +20,7 @@ from mocha_server.session import Session
 from mocha_server.stream import EngineError, Stream
 
 log = logging.getLogger(__name__)
+SLOW_S = 20.0  # a client that does not read for so long is given up
 PIECE_BYTES = 1 << 15  # of a message at a time, so that a large one holds up nobody else
 CLOSE_CODES = {ErrorCode.SERVER_FULL: 1013, ErrorCode.INTERNAL: 1011, ErrorCode.TOO_SLOW: 1011}  # others 1008
 Said = Text | Segment | End | Error  # errors that are not fatal

@@ -122,7 +122,7 @@ async def transcriptions(request: Request) -> Response:
     """Transcribe an audio file of any length; fields as in OpenAI's API, others are accepted and ignored."""
     engine: Engine = request.app.state.file_engine
     try:
-        form = await limited(request, request.app.state.settings.max_upload_mb * 10**6).form(**FORM_LIMITS)
+        form = await limited(request).form(**FORM_LIMITS)
     except HTTPException as error:
         code = "file_too_large" if error.status_code == 413 else "invalid_form"
         return RequestError(error.status_code, code, error.detail).response()

@@ -94,21 +94,21 @@ class Upload:
             stream.finish()
 
 
-def limited(request: Request, max_bytes: int) -> Request:
-    """The same request, whose body is refused beyond `max_bytes`: reading it raises HTTPException with status 413.
+def limited(request: Request) -> Request:
+    """The same request; reading more of its body than the settings allow raises HTTPException with status 413.
 
     The rest is read all the same, and forgotten: many clients write all of it before they read an answer.
     """
-    num_bytes = 0
+    max_mb, num_bytes = request.app.state.settings.max_upload_mb, 0
 
     async def receive() -> Message:
         nonlocal num_bytes
         message = await request.receive()
         num_bytes += len(message.get("body", b""))
-        if num_bytes > max_bytes:
+        if num_bytes > max_mb * 10**6:
             while message.get("more_body"):
                 message = await request.receive()
-            raise HTTPException(413, f"more than {max_bytes // 10**6} MB were sent")
+            raise HTTPException(413, f"more than {max_mb} MB were sent")
         return message
 
     return Request(request.scope, receive)

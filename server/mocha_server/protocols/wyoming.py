@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mocha_server.engine import Engine
 from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import MAX_PHRASE_CHARACTERS, MAX_PHRASES, End, Error, ErrorCode, Segment, Start, Text
-from mocha_server.protocols.live import Gone, Live, Request, Said, Then, converse, refused
+from mocha_server.protocols.live import SLOW_S, Gone, Live, Request, Said, Then, converse, refused
 from mocha_server.session import explain
 from mocha_server.settings import Settings
 from mocha_server.transcript import ModelInfo
@@ -23,7 +23,6 @@ from mocha_server.transcript import ModelInfo
 log = logging.getLogger(__name__)
 VERSION = "1.5.2"  # of the protocol these messages are written for
 MAX_LINE_BYTES, MAX_DATA_BYTES, MAX_PAYLOAD_BYTES = 1 << 16, 1 << 20, 1 << 24
-SLOW_S = 20.0  # a client that does not read for so long is given up
 LINGER_S = 2.0  # how long a refused client may go on sending
 NATIVE_WIDTH = 2  # bytes of a sample
 Data = TypeVar("Data", bound=BaseModel)
