@@ -99,6 +99,6 @@ def test_a_run_without_a_log_is_named(checkpoint: Path, tmp_path: Path):
     assert (
         status == 1 and output == f"error: {tmp_path / 'log.jsonl'}: no such file; a run has it from its tenth step on"
     )
-    (tmp_path / "log.jsonl").write_text(json.dumps({"step": 10, "ctc": 2.0, "ce": 1.0}) + "\n")
+    (tmp_path / "log.jsonl").write_text(json.dumps({"step": 10, "ctc": 2.0, "ce": 1.0}) + '\n{"step": 20, "c')
     run(*command)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"losses.png", "alignment-1.png"}

@@ -1,6 +1,7 @@
 """Pictures of what a model does: features, expected and hard alignments, loss curves. Draws, never decides."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,14 @@ def _draw(
 
 
 def draw_losses(log: Path, target: Path) -> None:
-    """Loss curves and dev error rates of a run's ``log.jsonl`` to a PNG or SVG."""
-    written: list[dict[str, Any]] = [json.loads(line) for line in log.read_text().splitlines()]
+    """Loss curves and dev error rates of a run's ``log.jsonl`` to a PNG or SVG.
+
+    Lines that are torn, where the run was killed, are passed over.
+    """
+    written = list[dict[str, Any]]()
+    for line in log.read_text().splitlines():
+        with suppress(ValueError):
+            written.append(json.loads(line))
     last = {(row["step"], "dev_wer" in row): row for row in written}  # a resumed run takes some steps again
     rows = [last[key] for key in sorted(last)]
     measured = {
