@@ -90,6 +90,28 @@ def test_an_example_is_as_long_as_was_drawn(corpus: Corpus):
     assert max(e.seconds for e in examples) <= 20 and max(len(e.parts) for e in examples) > 2
 
 
+def test_long_pauses_before_between_and_after_are_silent_or_no_louder_than_what_is_said(corpus: Corpus):
+    config = NOTHING.model_copy(update={"join_probability": 0.5, "join_max_s": 20.0, "pause_probability": 1.0})
+    augmenter, rng = Augmenter(config, corpus, corpus), np.random.default_rng(0)
+    places, levels = set[str](), list[float]()
+    for n in range(60):
+        example = augmenter.draw(n % 2, rng)
+        audio, text = augmenter.make(example, rng)
+        assert example.seconds <= 20 and len(audio) / 16_000 == pytest.approx(example.seconds, abs=0.01)
+        assert text == " ".join(corpus.utterances[part.index].text for part in example.parts)
+        longest = int(np.argmax(example.pauses))
+        if example.pauses[longest] < 0.7:
+            continue  # there was no room for a long one
+        place = "before" if longest == 0 else "after" if longest == len(example.parts) else "between"
+        start = sum(part.seconds for part in example.parts[:longest]) + sum(example.pauses[:longest])
+        pause = audio[int(start * 16_000) + 8 : int((start + example.pauses[longest]) * 16_000) - 8]
+        said = np.concatenate([corpus.audio(part.index) for part in example.parts])
+        places.add(place)
+        levels.append(float(np.sqrt(np.mean(pause**2) / np.mean(said**2))))
+    assert places == {"before", "between", "after"}
+    assert max(levels) <= 1.1 and min(levels) == 0 and len([x for x in levels if 0 < x < 0.1]) > 5
+
+
 def two_sentences_in_one(corpus: Corpus) -> Corpus:
     """Both recordings of `corpus` with a pause between them, the second time the other way round.
 

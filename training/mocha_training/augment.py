@@ -20,6 +20,9 @@ from mocha_training.splicing import SplicePoint
 
 AMR_BIT_RATES = (4750, 5900, 7950, 12200)
 OPUS_BIT_RATES = (6_000, 10_000, 16_000, 24_000)
+JOIN_PAUSE_S = (0.1, 0.6)
+LONG_PAUSE_S = (0.7, 8.0)
+PAUSE_NOISE_DB = (-60.0, 0.0)  # beside what is said
 
 
 class AugmentConfig(BaseModel):
@@ -31,9 +34,12 @@ class AugmentConfig(BaseModel):
     tempo_range: float = Field(0.0, ge=0, lt=0.5, description="of the rate alone")
     vocal_tract_range: float = Field(0.0, ge=0, lt=0.5, description="of the formants alone")
     join_probability: float = Field(0.08, ge=0, le=1, description="append another utterance after a pause, and so on")
-    join_max_s: float = 12.0
+    join_max_s: float = Field(12.0, description="how long that, or long pauses, may make an example")
     splice_probability: float = Field(
         0.0, ge=0, le=1, description="that an utterance with a pause ends as another of its speaker with one does"
+    )
+    pause_probability: float = Field(
+        0.0, ge=0, le=1, description="seconds before, after or between utterances in which nothing is said, or noise is"
     )
     room_probability: float = Field(0.2, ge=0, le=1)
     noise_probability: float = Field(0.4, ge=0, le=1)
@@ -52,6 +58,19 @@ class AugmentConfig(BaseModel):
     freq_mask_bins: int = 13
     time_masks: int = 2
     time_mask_frames: int = 30
+
+    @classmethod
+    def nothing(cls) -> Self:
+        """Every kind switched off."""
+        return cls(
+            speed_range=0,
+            gain_db=(0, 0),
+            noise_probability=0,
+            room_probability=0,
+            join_probability=0,
+            freq_masks=0,
+            time_masks=0,
+        )
 
     @model_validator(mode="after")
     def _ranges_rise(self) -> Self:
@@ -86,7 +105,7 @@ class Example:
 
     Attributes:
         parts: what is spoken, in this order.
-        pauses: seconds between them.
+        pauses: seconds before the first, between them and after the last, so one more than there are parts.
         seconds: how long it will be.
 
     """
@@ -110,28 +129,35 @@ class Augmenter:
 
     def draw(self, index: int, rng: np.random.Generator) -> Example:
         """How utterance `index` is spoken, how it goes on, and what is said after it."""
-        parts, pauses = [self._part(index, rng)], list[float]()
-        if self.splice_points and self.splice_points[index] and rng.random() < self.config.splice_probability:
+        c, parts = self.config, [self._part(index, rng)]
+        if self.splice_points and self.splice_points[index] and rng.random() < c.splice_probability:
             parts = self._spliced(parts[0], rng)
-            pauses = [0.0] * (len(parts) - 1)
+        pauses = [0.0] * len(parts)
         seconds = sum(part.seconds for part in parts)
-        while rng.random() < self.config.join_probability:
-            more, pause = self._part(int(rng.integers(len(self.corpus.utterances))), rng), rng.uniform(0.1, 0.6)
+        while rng.random() < c.join_probability:
+            more, pause = self._part(int(rng.integers(len(self.corpus.utterances))), rng), rng.uniform(*JOIN_PAUSE_S)
             longer = seconds + pause + more.seconds
-            if longer > self.config.join_max_s:
+            if longer > c.join_max_s:
                 break
             seconds = longer
             parts.append(more)
             pauses.append(pause)
+        pauses.append(0.0)
+        if c.pause_probability and rng.random() < c.pause_probability:
+            place, pause = int(rng.integers(len(pauses))), rng.uniform(*LONG_PAUSE_S)
+            longer = seconds - pauses[place] + pause
+            if longer <= c.join_max_s:
+                pauses[place], seconds = pause, longer
         return Example(tuple(parts), tuple(pauses), seconds)
 
     def make(self, example: Example, rng: np.random.Generator) -> tuple[Audio, str]:
         """The augmented recording and its transcript; the same for the same state of `rng`."""
         c = self.config
-        first, *rest = map(self._spoken, example.parts)
-        pieces = [first]
-        for pause, more in zip(example.pauses, rest, strict=True):
-            pieces += [(rng.standard_normal(int(pause * SAMPLE_RATE)) * 1e-4).astype(np.float32), more]
+        said = [self._spoken(part) for part in example.parts]
+        level = float(np.sqrt(np.mean(np.concatenate(said) ** 2)))
+        pieces = [self._pause(example.pauses[0], level, rng)]
+        for more, pause in zip(said, example.pauses[1:], strict=True):
+            pieces += [more, self._pause(pause, level, rng)]
         audio = np.concatenate(pieces)
         if rng.random() < c.room_probability:
             audio = distortion.reverberate(audio, distortion.room_response(int(rng.integers(distortion.NUM_ROOMS))))
@@ -196,9 +222,21 @@ class Augmenter:
         audio = self.corpus.audio(part.index)[part.start : part.stop]
         return distortion.change_tempo(distortion.change_speed(audio, part.speed), part.tempo)
 
+    def _pause(self, seconds: float, level: float, rng: np.random.Generator) -> Audio:
+        """Where nothing is said, beside speech of `level`: if for long, silence or noise of any level up to that."""
+        length = int(seconds * SAMPLE_RATE)
+        if seconds < LONG_PAUSE_S[0]:
+            return (rng.standard_normal(length) * 1e-4).astype(np.float32)
+        if rng.random() < 0.3:
+            return np.zeros(length, np.float32)
+        return distortion.repeated(
+            self._background(rng), length, level * 10 ** (rng.uniform(*PAUSE_NOISE_DB) / 20), rng
+        )
+
     def _noise(self, rng: np.random.Generator) -> Audio:
-        if rng.random() < self.config.babble_probability:
-            return self._babble(rng)
+        return self._babble(rng) if rng.random() < self.config.babble_probability else self._background(rng)
+
+    def _background(self, rng: np.random.Generator) -> Audio:
         if self.noises is None or rng.random() < 0.3:
             return distortion.coloured_noise(2 * SAMPLE_RATE, rng)
         noise = self.noises.audio(int(rng.integers(len(self.noises.utterances))))

@@ -89,10 +89,16 @@ def reverberate(audio: Audio, response: Audio) -> Audio:
 
 def add_noise(audio: Audio, noise: Audio, snr_db: float, rng: np.random.Generator) -> Audio:
     """Mix in `noise` (looped from a random place) at `snr_db` relative to the whole recording's power."""
-    repeated = np.resize(np.roll(noise, int(rng.integers(len(noise)))), len(audio))
-    ratio = np.sqrt(np.mean(audio**2) + 1e-12) / np.sqrt(np.mean(repeated**2) + 1e-12)
-    mixed: Audio = audio + (repeated * ratio * 10 ** (-snr_db / 20)).astype(np.float32)
+    level = float(np.sqrt(np.mean(audio**2) + 1e-12) * 10 ** (-snr_db / 20))
+    mixed: Audio = audio + repeated(noise, len(audio), level, rng)
     return mixed
+
+
+def repeated(noise: Audio, length: int, level: float, rng: np.random.Generator) -> Audio:
+    """`length` samples of `noise`, looped from a random place, with a root mean square of `level`."""
+    looped = np.resize(np.roll(noise, int(rng.integers(len(noise)))), length)
+    as_loud: Audio = (looped * (level / np.sqrt(np.mean(looped**2) + 1e-12))).astype(np.float32)
+    return as_loud
 
 
 def coloured_noise(length: int, rng: np.random.Generator) -> Audio:

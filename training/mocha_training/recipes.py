@@ -1,12 +1,13 @@
-"""Named training configurations: one typed function each. docs/recipes.md sets those of the papers beside them."""
+"""Named training configurations, one typed function each: the bundled model's, and corpora of hundreds of hours.
 
-import math
+Those of the papers are in `paper_recipes`.
+"""
+
 from collections.abc import Callable
 
-from mocha_model.tokenizer import Units
 from mocha_training.augment import AugmentConfig
-from mocha_training.config import Preset, TrainConfig
-from mocha_training.weights import Draw, InitConfig, WeightNoise
+from mocha_training.config import TrainConfig
+from mocha_training.paper_recipes import timit, wsj_mocha, wsj_monotonic
 
 
 def warm_start() -> TrainConfig:
@@ -15,7 +16,7 @@ def warm_start() -> TrainConfig:
     Give its checkpoint to `encoder` with --init.
     """
     barely = {"speed_range": 0.06, "gain_db": (-6.0, 6.0), "noise_probability": 0.1}
-    gentle = _no_augmentation().model_copy(update=barely)
+    gentle = AugmentConfig.nothing().model_copy(update=barely)
     return TrainConfig(
         ctc_only=0.999, batch_seconds=60, max_seconds=6.0, learning_rate=1e-3, evaluate_every=100_000, augment=gentle
     )
@@ -182,14 +183,21 @@ def accented() -> TrainConfig:
     return microphones().model_copy(update=changes)
 
 
+def paused() -> TrainConfig:
+    """More of `accented`, with --init: there are seconds of silence or noise before, between and after utterances."""
+    augment = accented().augment.model_copy(update={"pause_probability": 0.25})
+    changes = {"learning_rate": 1.2e-3, "warmup_steps": 40, "batch_seconds": 320, "augment": augment, "seed": 71}
+    return accented().model_copy(update=changes)
+
+
 def discriminative() -> TrainConfig:
-    """The CTC head alone, after `accented`, with --init: it learns to tell each transcript from all other texts.
+    """The CTC head alone, after `paused`, with --init: it learns to tell each transcript from all other texts.
 
     For searches with a language model (docs/experiments.md, "Told from all other texts"); minutes are enough. What the
     encoder knows by heart it will not know of others, so it is made to hear worse meanwhile: more dropout, wider masks.
     """
     masks = {"freq_mask_bins": 18, "time_masks": 3, "time_mask_frames": 40}
-    augment = microphones().augment.model_copy(update={"splice_probability": 0.0} | masks)
+    augment = paused().augment.model_copy(update={"pause_probability": 0.4} | masks)
     return microphones().model_copy(
         update={
             "train_encoder": False,
@@ -216,119 +224,9 @@ def sounds() -> TrainConfig:
     return discriminative().model_copy(update=own)
 
 
-def _no_augmentation() -> AugmentConfig:
-    return AugmentConfig(
-        speed_range=0,
-        gain_db=(0, 0),
-        noise_probability=0,
-        room_probability=0,
-        join_probability=0,
-        freq_masks=0,
-        time_masks=0,
-    )
-
-
 def plain() -> TrainConfig:
     """No augmentation and no warm start: for small experiments and tests."""
-    return TrainConfig(ctc_only=0.0, augment=_no_augmentation(), bf16=False)
-
-
-def timit() -> TrainConfig:
-    """Phones of TIMIT with hard monotonic attention (Raffel 2017, appendix D.1.1); the length of the run is ours."""
-    weights = Draw(distribution="uniform", scale=0.075)
-    return _as_published(
-        preset="timit",
-        init=InitConfig(
-            encoder=weights, decoder=weights, embedding=Draw(distribution="uniform", scale=math.sqrt(3 / 30))
-        ),
-        learning_rate=1e-4,
-        rate_drops=((40_000, 0.5),),
-        steps=100_000,
-        batch_utterances=4,
-        clip=2.0,
-        weight_noise=WeightNoise(std=0.5, from_step=2_000),
-        units="words",
-        fold_phones=True,
-    )
-
-
-def wsj_monotonic() -> TrainConfig:
-    """WSJ with hard monotonic attention (Raffel 2017, appendix D.1.2); the length of the run is ours."""
-    return _wsj("wsj_monotonic", 2e-4, (700_000, 1_000_000, 1_300_000))
-
-
-def wsj_mocha() -> TrainConfig:
-    """WSJ with MoChA (Chiu & Raffel 2018, appendix A.1); the length of the run is ours."""
-    return _wsj("wsj_mocha", 1e-3, (600_000, 800_000, 1_000_000))
-
-
-def _wsj(preset: Preset, learning_rate: float, drops: tuple[int, ...]) -> TrainConfig:
-    return _as_published(
-        preset=preset,
-        init=InitConfig(
-            encoder=Draw(distribution="normal", scale=0.1),
-            decoder=Draw(distribution="uniform", scale=0.1),
-            embedding=Draw(distribution="uniform", scale=1.0),
-        ),
-        learning_rate=learning_rate,
-        rate_drops=tuple((after, 0.1) for after in drops),
-        steps=drops[-1] + 100_000,
-        batch_utterances=8,
-        clip=1.0,
-        weight_noise=WeightNoise(std=0.075, from_step=20_000, where="lstm"),
-        neighbour_smoothing=(0.015, 0.035, 1.0, 0.035, 0.015),
-    )
-
-
-def _as_published(
-    preset: Preset,
-    init: InitConfig,
-    learning_rate: float,
-    rate_drops: tuple[tuple[int, float], ...],
-    steps: int,
-    batch_utterances: int,
-    clip: float,
-    weight_noise: WeightNoise,
-    neighbour_smoothing: tuple[float, ...] = (),
-    units: Units = "characters",
-    fold_phones: bool = False,
-) -> TrainConfig:
-    """What the papers' recipes share: Adam and L2, cross-entropy alone, full noise before the sigmoid from the start.
-
-    And the checkpoint that does best on dev (Chiu & Raffel 2018, section 3).
-    """
-    return TrainConfig(
-        preset=preset,
-        init=init,
-        units=units,
-        fold_phones=fold_phones,
-        steps=steps,
-        batch_utterances=batch_utterances,
-        bf16=False,
-        learning_rate=learning_rate,
-        rate_drops=rate_drops,
-        warmup_steps=1,
-        scalar_rate=1.0,
-        betas=(0.9, 0.999),
-        epsilon=1e-6,
-        weight_decay=1e-6,
-        decoupled_decay=False,
-        weight_noise=weight_noise,
-        clip=clip,
-        ctc_only=0.0,
-        ctc_weight=0.0,
-        quantity_weight=0.0,
-        latency_weight=0.0,
-        label_smoothing=0.0,
-        neighbour_smoothing=neighbour_smoothing,
-        noise_std=1.0,
-        noise_full_at=0.0,
-        max_seconds=40.0,
-        evaluate_every=2_000,
-        save_every=1_000,
-        final="best",
-        augment=_no_augmentation(),
-    )
+    return TrainConfig(ctc_only=0.0, augment=AugmentConfig.nothing(), bf16=False)
 
 
 def librispeech() -> TrainConfig:
@@ -344,9 +242,16 @@ def librispeech() -> TrainConfig:
         spec_augment_from=0.05,
         evaluate_every=2000,
         average_last=5,
-        # None are joined: those of this corpus are long enough.
+        # None are joined: those of this corpus are long enough. But there may be pauses around them.
         augment=_moderate().model_copy(
-            update={"join_probability": 0.0, "freq_mask_bins": 13, "time_mask_frames": 50, "noise_snr_db": (10.0, 30.0)}
+            update={
+                "join_probability": 0.0,
+                "join_max_s": 24.0,
+                "pause_probability": 0.25,
+                "freq_mask_bins": 13,
+                "time_mask_frames": 50,
+                "noise_snr_db": (10.0, 30.0),
+            }
         ),
     )
 
@@ -383,6 +288,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "phonetic": phonetic,
     "microphones": microphones,
     "accented": accented,
+    "paused": paused,
     "discriminative": discriminative,
     "sounds": sounds,
     "plain": plain,
