@@ -2,15 +2,16 @@
 
 The dev split is read online, greedily, with patience and as files are: with recorded noises at falling signal-to-noise
 ratios; through a telephone (8 kHz, mu-law) and codecs at their lowest rates; in rooms; overloaded, softer, duller and
-brighter; slower, faster, lower, higher; and as recordings of growing length, made of utterances of one corpus one after
-another. Needs recorded speech, and two hours of one core, divided by `--every` and by how many cores there are. Run it
-as `python tests/benchmarks/robustness.py --data $MOCHA_SPEECH` (writes docs/training/robustness.json and .png).
+brighter; slower, faster, lower, higher; between pauses; and as recordings of growing length, made of utterances of one
+corpus one after another. And what is read where nothing is said. Needs recorded speech, and two hours of one core,
+divided by `--every` and by how many cores there are. Run it as `python tests/benchmarks/robustness.py --data
+$MOCHA_SPEECH` (writes docs/training/robustness.json and .png).
 """
 
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from mocha_training.distortion import (
     change_speed,
     change_tempo,
     overload,
+    repeated,
     reverberate,
     room_response,
     through_codec,
@@ -50,6 +52,9 @@ LIVE_WIDTH, LIVE_PATIENCE_S = 64, 0.8  # prefixes of live text with patience, an
 LENGTHS_S = (0, 10, 30, 60, 120, 300)  # at least; 0 for the utterances themselves
 PAUSE_S = 0.4
 TELEPHONE_HZ = 8_000
+LONG_PAUSE_S = 5  # before and after each recording
+NOISE_FLOOR_DB = -30  # of pauses that are not silent, beside the recording
+NOTHING_SAID_S = 20
 DISTORTIONS: dict[str, Callable[[Audio], Audio]] = {
     "Opus, 6 kbit/s": lambda audio: through_codec(audio, "opus", 6_000),
     "AMR, 4.75 kbit/s": lambda audio: through_codec(audio, "amr", 4_750),
@@ -93,6 +98,41 @@ def noisy(corpus: Corpus, noises: Corpus, snr_db: float) -> Corpus:
         return add_noise(audio, noises.audio(usable[rng.integers(len(usable))]), snr_db, rng)
 
     return changed(corpus, change)
+
+
+def between_pauses(corpus: Corpus, noises: Corpus | None) -> Corpus:
+    """Every recording after and before a pause, in which there are soft `noises`, or nothing."""
+    rng = np.random.default_rng(0)
+    pause = np.zeros(LONG_PAUSE_S * SAMPLE_RATE, np.float32)
+
+    def change(audio: Audio) -> Audio:
+        whole = np.concatenate([pause, audio, pause])
+        if noises is None:
+            return whole
+        noise = noises.audio(int(rng.integers(len(noises.utterances))))
+        level = float(np.sqrt(np.mean(audio**2))) * 10 ** (NOISE_FLOOR_DB / 20)
+        return whole + repeated(noise, len(whole), level, rng)
+
+    return changed(corpus, change)
+
+
+def nothing_said(noises: Corpus) -> dict[str, Callable[[], Corpus]]:
+    """Recordings in which nobody says anything."""
+    rng, length = np.random.default_rng(0), NOTHING_SAID_S * SAMPLE_RATE
+    white = [rng.standard_normal(length) * 10**exponent for exponent in np.linspace(0, 3.5, 8)]
+    noise, step = np.concatenate(noises.files) if noises.files else np.zeros(0, np.int16), length
+    parts = [noise[start : start + step] for start in range(0, len(noise) - step + 1, step)]
+    return {
+        "silence": lambda: unsaid([np.zeros(length)]),
+        "white noise": lambda: unsaid(white),
+        "recorded noises": lambda: unsaid(parts),
+    }
+
+
+def unsaid(recordings: Sequence[NDArray[Any]]) -> Corpus:
+    """Recordings of 16 bits without a word, as a corpus."""
+    files = tuple(r.clip(-32768, 32767).astype(np.int16) for r in recordings)
+    return Corpus(tuple(Utterance(str(n), "", "", "none", 0, len(f), n) for n, f in enumerate(files)), files)
 
 
 def telephone(audio: Audio) -> Audio:
@@ -149,6 +189,8 @@ def kinds(dev: Corpus, noises: Corpus) -> dict[str, Callable[[], Corpus]]:
         | {f"{snr} dB": lambda snr=snr: noisy(dev, noises, snr) for snr in SNRS_DB}
         | {"rooms": lambda: in_rooms(dev), "telephone": lambda: changed(dev, telephone)}
         | {name: lambda change=change: changed(dev, change) for name, change in DISTORTIONS.items()}
+        | {"5 s of silence around it": lambda: between_pauses(dev, None)}
+        | {"5 s of soft noise around it": lambda: between_pauses(dev, noises)}
         | {f"length {s}": lambda s=s: joined(dev, s) for s in LENGTHS_S}
     )
 
@@ -156,14 +198,20 @@ def kinds(dev: Corpus, noises: Corpus) -> dict[str, Callable[[], Corpus]]:
 def measure(kind: str, data: Path, model: Path | None, every: int) -> dict[str, Any]:
     """The recordings that something has happened to, and the rates of each search on them."""
     torch.set_num_threads(1)
-    checkpoint, dev = load_checkpoint(model), load_corpus(data / "dev.jsonl")
+    checkpoint, dev, noises = load_checkpoint(model), load_corpus(data / "dev.jsonl"), load_corpus(data / "noise.jsonl")
     dev = dev.subset(list(range(0, len(dev.utterances), every)))
-    corpus = kinds(dev, load_corpus(data / "noise.jsonl"))[kind]()
+    corpus = (kinds(dev, noises) | nothing_said(noises))[kind]()
     found: dict[str, Any] = {"utterances": len(corpus.utterances), "mean_s": corpus.seconds / len(corpus.utterances)}
     for name, decoding in searches(checkpoint):
-        report, _ = evaluate_corpus(checkpoint.model, checkpoint.tokenizer, corpus, decoding)
-        found[name] = {rate: report[rate] for rate in ("wer", "cer")}
+        report, results = evaluate_corpus(checkpoint.model, checkpoint.tokenizer, corpus, decoding)
+        words = sum(len(result.hypothesis.split()) for result in results)
+        found[name] = {rate: report[rate] for rate in ("wer", "cer")} | {"per_minute": words / corpus.seconds * 60}
     return found
+
+
+def _shown(result: dict[str, float | None]) -> str:
+    wer = result["wer"]
+    return f"{result['per_minute']:.1f} words a minute" if wer is None else f"{100 * wer:.1f} %"
 
 
 def draw(found: dict[str, Any], ways: list[str], target: Path) -> None:
@@ -192,23 +240,29 @@ def main() -> None:
     options = parser.parse_args()
     ways = [name for name, _ in searches(load_checkpoint(options.model))]
     nothing = Corpus((), ())
+    silent = nothing_said(nothing)
     console = Console(stderr=True)
-    found: dict[str, Any] = dict.fromkeys(kinds(nothing, nothing))
+    found: dict[str, Any] = dict.fromkeys(kinds(nothing, nothing) | silent)
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         running = {pool.submit(measure, kind, options.data, options.model, options.every): kind for kind in found}
         for done, each in enumerate(as_completed(running), 1):
             kind, result = running[each], each.result()
             found[kind] = result
-            rates = ", ".join(f"{way} {100 * result[way]['wer']:.1f} %" for way in ways)
+            rates = ", ".join(f"{way} {_shown(result[way])}" for way in ways)
             console.print(f"{done} of {len(found)}, {kind}: {rates}")
     table = Table("", "recordings", "mean s", *(f"{way}: WER %" for way in ways), *(f"{way}: CER %" for way in ways))
+    imagined = Table("nothing is said", "minutes", *(f"{way}: words per minute" for way in ways))
     for kind, result in found.items():
+        if kind in silent:
+            minutes = result["utterances"] * result["mean_s"] / 60
+            imagined.add_row(kind, f"{minutes:.1f}", *(f"{result[way]['per_minute']:.1f}" for way in ways))
+            continue
         shares = (f"{100 * result[way][rate]:.1f}" for rate in ("wer", "cer") for way in ways)
         table.add_row(kind, str(result["utterances"]), f"{result['mean_s']:.1f}", *shares)
-    Console().print(table)
+    Console().print(table, imagined)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "robustness.json").write_text(json.dumps(found, indent=1) + "\n")
-    draw(found, ways, options.out / "robustness.png")
+    draw({kind: result for kind, result in found.items() if kind not in silent}, ways, options.out / "robustness.png")
 
 
 if __name__ == "__main__":
