@@ -110,3 +110,12 @@ def test_patience_bounds_every_wait_in_any_chunking_and_makes_fewer_errors(bundl
     references = [u.text for u in recordings.utterances]
     errors = {name: jiwer.wer(references, found) for name, found in texts.items()}
     assert errors["patient"] < errors["greedy"]
+
+
+def test_speech_between_pauses_is_read_nearly_as_well_as_without(bundled: Recognizer, recordings: Any):
+    patient, pause = bundled.searching(64, patience_s=0.8), torch.zeros(5 * bundled.sample_rate)
+    speech = [torch.from_numpy(recordings.audio(index)) for index in range(len(recordings.utterances))]
+    alone = [text_of(patient.transcribe(samples)) for samples in speech]
+    between = [text_of(patient.transcribe(torch.cat([pause, samples, pause]))) for samples in speech]
+    references = [u.text for u in recordings.utterances]
+    assert jiwer.wer(references, between) <= jiwer.wer(references, alone) + 0.06
