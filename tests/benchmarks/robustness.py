@@ -119,13 +119,15 @@ def between_pauses(corpus: Corpus, noises: Corpus | None) -> Corpus:
 def nothing_said(noises: Corpus) -> dict[str, Callable[[], Corpus]]:
     """Recordings in which nobody says anything."""
     rng, length = np.random.default_rng(0), NOTHING_SAID_S * SAMPLE_RATE
-    white = [rng.standard_normal(length) * 10**exponent for exponent in np.linspace(0, 3.5, 8)]
-    noise, step = np.concatenate(noises.files) if noises.files else np.zeros(0, np.int16), length
-    parts = [noise[start : start + step] for start in range(0, len(noise) - step + 1, step)]
+
+    def recorded() -> Corpus:
+        noise = np.concatenate(noises.files)
+        return unsaid([noise[start : start + length] for start in range(0, len(noise) - length + 1, length)])
+
     return {
         "silence": lambda: unsaid([np.zeros(length)]),
-        "white noise": lambda: unsaid(white),
-        "recorded noises": lambda: unsaid(parts),
+        "white noise": lambda: unsaid([rng.standard_normal(length) * 10**e for e in np.linspace(0, 3.5, 8)]),
+        "recorded noises": recorded,
     }
 
 

@@ -154,10 +154,9 @@ class Augmenter:
         """The augmented recording and its transcript; the same for the same state of `rng`."""
         c = self.config
         said = [self._spoken(part) for part in example.parts]
-        level = float(np.sqrt(np.mean(np.concatenate(said) ** 2)))
-        pieces = [self._pause(example.pauses[0], level, rng)]
+        pieces = [self._pause(example.pauses[0], said, rng)]
         for more, pause in zip(said, example.pauses[1:], strict=True):
-            pieces += [more, self._pause(pause, level, rng)]
+            pieces += [more, self._pause(pause, said, rng)]
         audio = np.concatenate(pieces)
         if rng.random() < c.room_probability:
             audio = distortion.reverberate(audio, distortion.room_response(int(rng.integers(distortion.NUM_ROOMS))))
@@ -222,16 +221,16 @@ class Augmenter:
         audio = self.corpus.audio(part.index)[part.start : part.stop]
         return distortion.change_tempo(distortion.change_speed(audio, part.speed), part.tempo)
 
-    def _pause(self, seconds: float, level: float, rng: np.random.Generator) -> Audio:
-        """Where nothing is said, beside speech of `level`: if for long, silence or noise of any level up to that."""
+    def _pause(self, seconds: float, said: list[Audio], rng: np.random.Generator) -> Audio:
+        """Where nothing is said: if for long, silence or noise, at most as loud as what is `said` in the example."""
         length = int(seconds * SAMPLE_RATE)
         if seconds < LONG_PAUSE_S[0]:
             return (rng.standard_normal(length) * 1e-4).astype(np.float32)
         if rng.random() < 0.3:
             return np.zeros(length, np.float32)
-        return distortion.repeated(
-            self._background(rng), length, level * 10 ** (rng.uniform(*PAUSE_NOISE_DB) / 20), rng
-        )
+        noise, speech = self._background(rng), np.concatenate(said)
+        level = float(np.sqrt(np.mean(speech**2)) * 10 ** (rng.uniform(*PAUSE_NOISE_DB) / 20))
+        return distortion.repeated(noise, length, level, rng)
 
     def _noise(self, rng: np.random.Generator) -> Audio:
         return self._babble(rng) if rng.random() < self.config.babble_probability else self._background(rng)
