@@ -20,6 +20,7 @@ from mocha_training.distortion import (
     add_noise,
     change_speed,
     change_tempo,
+    chords,
     over_telephone,
     overload,
     reverberate,
@@ -88,6 +89,24 @@ def test_an_example_is_as_long_as_was_drawn(corpus: Corpus):
         assert len(audio) / 16_000 == pytest.approx(example.seconds, abs=0.05 * len(example.parts))
         assert text == " ".join(corpus.utterances[part.index].text for part in example.parts)
     assert max(e.seconds for e in examples) <= 20 and max(len(e.parts) for e in examples) > 2
+
+
+def tonality(audio: Audio) -> float:
+    """How much of the power, from 60 Hz on, the strongest twentieth of the bins of half a second has; the mean."""
+    moments = audio[: len(audio) // 8_000 * 8_000].reshape(-1, 8_000) * np.hanning(8_000)
+    power = np.sort(np.abs(np.fft.rfft(moments)[:, 30:]) ** 2)
+    return float(np.mean(power[:, -power.shape[1] // 20 :].sum(1) / power.sum(1)))
+
+
+def test_chords_stand_in_for_other_noise(corpus: Corpus):
+    music = chords(10 * 16_000, np.random.default_rng(0))
+    assert music.shape == (160_000,) and music.dtype == np.float32 and tonality(music) > 0.95
+    for probability in (0.0, 1.0):
+        changes = {"noise_probability": 1.0, "noise_snr_db": (-40.0, -40.0), "music_probability": probability}
+        augmenter, rng = Augmenter(NOTHING.model_copy(update=changes), corpus), np.random.default_rng(4)
+        audio = [augmenter.make(augmenter.draw(0, rng), rng)[0] for _ in range(8)]
+        shares = [tonality(each) for each in audio]
+        assert all((share > 0.9) == bool(probability) for share in shares), shares
 
 
 def test_long_pauses_before_between_and_after_are_silent_or_no_louder_than_what_is_said(corpus: Corpus):

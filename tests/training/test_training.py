@@ -20,12 +20,14 @@ import typer
 from torchaudio.functional import forced_align
 from typer.testing import CliRunner
 
+from mocha_model.attention import Memory
 from mocha_model.checkpoint import BUNDLED, CheckpointError, load_checkpoint, save_checkpoint
 from mocha_model.config import SearchConfig, small, tiny
+from mocha_model.decoder import Decoder
 from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
-from mocha_training import cli, data, losses, path, splicing
+from mocha_training import cli, data, losses, path, policy, splicing
 from mocha_training.augment import AugmentConfig, Augmenter
 from mocha_training.average import average_checkpoints
 from mocha_training.batches import EpochBatches
@@ -35,6 +37,7 @@ from mocha_training.data import Batch, Corpus, CorpusError, load_corpus, make_ba
 from mocha_training.denominator import character_trigrams, denominator
 from mocha_training.evaluate import Result, evaluate_corpus, summarize, symbol_latencies
 from mocha_training.path import drawn_slips, path_losses, sampled, slipped
+from mocha_training.policy import Drawn, drawn
 from mocha_training.recipes import accented, plain
 from mocha_training.trainer import Trainer
 from mocha_training.weights import grown
@@ -436,6 +439,22 @@ def test_mistakes_of_a_slipped_path_are_not_learned(corpus: Corpus, tmp_path: Pa
     torch.testing.assert_close(found["path"][1], expected)
     with_mistakes = losses.path_likelihood(out.energies, out.selects, out.decides, batch.num_tokens)
     assert abs(with_mistakes - expected) > 1e-3
+
+
+def test_texts_that_the_decoder_writes_are_of_one_view(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    changes = {"attention": "path", "policy_weight": 1.0, "policy_draws": 3, "augment": AugmentConfig.nothing()}
+    for weight, views in ((0.0, 1), (0.2, 2)):
+        trainer = make_trainer(corpus, tmp_path / str(views), **changes, consistency_weight=weight)
+        batch, written = next(iter(trainer._loader())), []
+
+        def counted(decoder: Decoder, memory: Memory, *rest: float, written: list[int] = written) -> Drawn:
+            written.append(len(memory.values))
+            return drawn(decoder, memory, *rest)
+
+        monkeypatch.setattr(policy, "drawn", counted)
+        figures = trainer.train_step(batch)
+        assert written == [len(batch.samples)] and figures["drawn_wer"] > 0 and np.isfinite(figures["policy"])
+    assert "policy" not in make_trainer(corpus, tmp_path / "without", attention="path").train_step(batch)
 
 
 def test_consistency_takes_two_views_of_each_utterance(corpus: Corpus, tmp_path: Path):

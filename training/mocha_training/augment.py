@@ -47,6 +47,9 @@ class AugmentConfig(BaseModel):
     babble_probability: float = Field(
         0.0, ge=0, le=1, description="that the noise, where there is some, is other utterances"
     )
+    music_probability: float = Field(
+        0.0, ge=0, le=1, description="that noise which is not babble, in pauses too, is chords"
+    )
     overload_probability: float = Field(0.0, ge=0, le=1, description="cut off the loudest 0.1 to 5 % of samples")
     telephone_probability: float = Field(0.0, ge=0, le=1, description="the band and the quantisation of a telephone")
     codec_probability: float = Field(0.0, ge=0, le=1, description="Opus or, in one of four, AMR, at low bit rates")
@@ -236,6 +239,8 @@ class Augmenter:
         return self._babble(rng) if rng.random() < self.config.babble_probability else self._background(rng)
 
     def _background(self, rng: np.random.Generator) -> Audio:
+        if self.config.music_probability and rng.random() < self.config.music_probability:
+            return distortion.chords(10 * SAMPLE_RATE, rng)
         if self.noises is None or rng.random() < 0.3:
             return distortion.coloured_noise(2 * SAMPLE_RATE, rng)
         noise = self.noises.audio(int(rng.integers(len(self.noises.utterances))))

@@ -77,6 +77,13 @@ class TrainConfig(BaseModel):
         le=1,
         description="along the path: that a character is selected a frame or two beside its place, as decoding may do",
     )
+    policy_weight: float = Field(
+        0.0,
+        ge=0,
+        description="along the path, of the expected errors of what the decoder writes by itself (`policy`), per token",
+    )
+    policy_draws: int = Field(4, ge=2, description="of these texts, for each utterance")
+    policy_temperature: float = Field(0.5, gt=0, description="of these: near 0 all are what greedy search finds")
     consistency_weight: float = Field(
         0.0,
         ge=0,
@@ -151,6 +158,8 @@ class TrainConfig(BaseModel):
             raise ValueError("sampling_probability is of training along the path")
         if self.slip_probability and self.attention != "path":
             raise ValueError("slip_probability is of training along the path")
+        if self.policy_weight and (self.attention != "path" or self.units != "characters"):
+            raise ValueError("policy_weight is of training along the path, and of characters, which make words")
         if self.phone_weight and self.units != "characters":
             raise ValueError("phone_weight is of characters: words that are spelled can be said")
         if self.denominator_weight and self.units != "characters":

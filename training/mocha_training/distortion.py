@@ -108,6 +108,22 @@ def coloured_noise(length: int, rng: np.random.Generator) -> Audio:
     return np.fft.irfft(spectrum, length).astype(np.float32)
 
 
+def chords(length: int, rng: np.random.Generator) -> Audio:
+    """Music of a kind: chords of one to four tones of 80 to 1000 Hz, each of up to eight partials that die away."""
+    played = np.zeros(length, np.float32)
+    begin = 0
+    while begin < length:
+        time = np.arange(min(length - begin, int(rng.uniform(0.15, 1.2) * SAMPLE_RATE)), dtype=np.float32) / SAMPLE_RATE
+        root, steepness = 80 * 2 ** rng.uniform(0, 2.5), rng.uniform(0.5, 2)
+        for semitones in rng.choice(13, rng.integers(1, 5), replace=False):
+            for partial in range(1, int(rng.integers(1, 9)) + 1):
+                tone = np.sin(np.float32(2 * math.pi * root * 2 ** (semitones / 12) * partial) * time)
+                played[begin : begin + len(time)] += np.float32(partial**-steepness) * tone
+        played[begin : begin + len(time)] *= np.exp(np.float32(-rng.uniform(0, 6)) * time)
+        begin += len(time)
+    return played
+
+
 def through_microphone(audio: Audio, rng: np.random.Generator) -> Audio:
     """As loud as before, through a microphone that hears some pitches louder than others, by up to 20 dB.
 

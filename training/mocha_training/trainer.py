@@ -37,6 +37,7 @@ from mocha_training.optimizers import make_optimizers
 from mocha_training.path import cross_entropy, path_losses
 from mocha_training.phone_branch import PhoneBranch
 from mocha_training.phones import fold_phones
+from mocha_training.policy import policy_losses
 from mocha_training.spectral import spec_augment, warp_vocal_tract
 from mocha_training.weights import noisy_parameters, perturbed
 
@@ -217,7 +218,10 @@ class Trainer:
         parts = {name: (weight * own, value) for name, (own, value) in parts.items()}
         if c.attention == "path":
             ends = losses.ctc_boundaries(log_probs, num_memory, batch.tokens, batch.num_tokens)
-            return parts | path_losses(model, c, (memory, num_memory), batch.tokens, batch.num_tokens, ends)
+            heard = (memory, num_memory)
+            if c.policy_weight:
+                parts |= policy_losses(model, c, heard, batch.tokens, batch.num_tokens, self.tokenizer.space_id)
+            return parts | path_losses(model, c, heard, batch.tokens, batch.num_tokens, ends)
         grown = (self.progress - c.ctc_only) / (c.noise_full_at - c.ctc_only) if c.noise_full_at > c.ctc_only else 1.0
         noise = c.noise_std * min(1.0, grown)
         out = model.teacher_forced(memory, num_memory, batch.tokens, batch.num_tokens, noise)
