@@ -128,7 +128,17 @@ def nothing_said(noises: Corpus) -> dict[str, Callable[[], Corpus]]:
         "silence": lambda: unsaid([np.zeros(length)]),
         "white noise": lambda: unsaid([rng.standard_normal(length) * 10**e for e in np.linspace(0, 3.5, 8)]),
         "recorded noises": recorded,
+        "chords": lambda: unsaid([8_000 * chords(rng) for _ in range(8)]),
     }
+
+
+def chords(rng: np.random.Generator) -> NDArray[np.float64]:
+    """Forty chords of four tones that die away, two in a second; not those that training adds."""
+    time = np.arange(NOTHING_SAID_S * SAMPLE_RATE // 40) / SAMPLE_RATE
+    roots = 220 * 2 ** (rng.integers(0, 24, 40) / 12)
+    tones = np.sin(2 * np.pi * roots[:, None, None] * np.array([1, 1.25, 1.5, 2])[:, None] * time).sum(1)
+    played: NDArray[np.float64] = (tones * np.exp(-3 * time)).ravel() / 4
+    return played
 
 
 def unsaid(recordings: Sequence[NDArray[Any]]) -> Corpus:
