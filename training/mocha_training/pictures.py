@@ -101,7 +101,7 @@ def draw_losses(log: Path, target: Path) -> None:
     }
     figure = Figure(figsize=(10 if measured else 6, 4), layout="constrained")
     axes = figure.subplots(1, 2 if measured else 1, squeeze=False)[0]
-    for name in ("ctc", "ce", "quantity", "path"):
+    for name in ("ctc", "ce", "quantity", "path", "drawn_wer"):
         points = [(row["step"], row[name]) for row in rows if name in row and "dev_wer" not in row]
         if not points:
             continue
@@ -110,7 +110,7 @@ def draw_losses(log: Path, target: Path) -> None:
             smooth = 0.9 * smooth + 0.1 * value
             curve.append((step, smooth))
         axes[0].plot(*zip(*curve, strict=True), label=name)
-    axes[0].set(xlabel="step", ylabel="loss per token", yscale="log")
+    axes[0].set(xlabel="step", ylabel="loss per token; drawn_wer is a ratio", yscale="log")
     axes[0].legend()
     for name, points in measured.items():
         axes[1].plot(*zip(*points, strict=True), marker="o", label=name)
