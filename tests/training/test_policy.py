@@ -8,7 +8,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from rapidfuzz.distance import Levenshtein
 
 from mocha_model.attention import Memory
 from mocha_model.checkpoint import load_checkpoint
@@ -34,15 +33,24 @@ def texts(rows: list[list[int]]) -> Texts:
     return Texts(padded, np.array([len(row) for row in rows]))
 
 
+def edit_distance(a: list[int], b: list[int]) -> int:
+    """Insertions, deletions and replacements, as defined."""
+    if not a or not b:
+        return len(a) + len(b)
+    if a[-1] == b[-1]:
+        return edit_distance(a[:-1], b[:-1])
+    return 1 + min(edit_distance(a[:-1], b), edit_distance(a, b[:-1]), edit_distance(a[:-1], b[:-1]))
+
+
 def test_increases_are_those_of_the_edit_distance_to_any_beginning():
     draw = np.random.default_rng(0)
-    pairs = [[draw.integers(4, 7, draw.integers(0, 8)).tolist() for _ in range(2)] for _ in range(60)]
+    pairs = [[draw.integers(4, 7, draw.integers(0, 7)).tolist() for _ in range(2)] for _ in range(60)]
     found = increases(texts([a for a, _ in pairs]), texts([b for _, b in pairs]))
     for row, (written, said) in zip(found, pairs, strict=True):
         for count in range(len(written) + 1):
-            nearest = min(Levenshtein.distance(written[:count], said[:n]) for n in range(len(said) + 1))
+            nearest = min(edit_distance(written[:count], said[:n]) for n in range(len(said) + 1))
             assert row[:count].sum() == nearest
-        assert row.sum() == row[: len(written) + 1].sum() == Levenshtein.distance(written, said)
+        assert row.sum() == row[: len(written) + 1].sum() == edit_distance(written, said)
 
 
 def numbers(text: str) -> list[int]:
