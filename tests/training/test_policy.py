@@ -99,20 +99,17 @@ def memory_of(model: SpeechModel, num_frames: int) -> tuple[torch.Tensor, torch.
     return torch.randn(1, num_frames, model.encoder.output_size), torch.tensor([num_frames])
 
 
-def prepared(model: SpeechModel, memory: tuple[torch.Tensor, torch.Tensor]) -> Memory:
-    return model.decoder.attention.prepare(memory[0], valid_mask(memory[1], memory[0].shape[1]))
-
-
-def as_rows(memory: tuple[torch.Tensor, torch.Tensor], count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return memory[0].expand(count, -1, -1), memory[1].expand(count)
+def rows(model: SpeechModel, memory: tuple[torch.Tensor, torch.Tensor], count: int) -> Memory:
+    values, num_frames = memory[0].expand(count, -1, -1), memory[1].expand(count)
+    return model.decoder.attention.prepare(values, valid_mask(num_frames, values.shape[1]))
 
 
 def test_texts_are_drawn_as_often_as_they_are_likely(model: SpeechModel):
     memory, temperature, draws = memory_of(model, 3), 0.8, 40_000
     everything = all_texts(3)
-    likely = log_probabilities(model, as_rows(memory, 27), everything, temperature).sum(1).exp()
+    likely = log_probabilities(model.decoder, rows(model, memory, 27), everything, temperature).sum(1).exp()
     assert likely.sum().item() == pytest.approx(1, abs=1e-5) and likely.max() < 0.6
-    found = drawn(model.decoder, prepared(model, memory), draws, temperature)
+    found = drawn(model.decoder, rows(model, memory, draws), temperature)
     keys = [tuple(zip(t, f, strict=True)) for t, f in zip(found.tokens.tolist(), found.frames.tolist(), strict=True)]
     for row in range(27):
         key = tuple(zip(everything.tokens[row].tolist(), everything.frames[row].tolist(), strict=True))
@@ -133,7 +130,7 @@ def test_the_gradient_is_that_of_the_expected_errors(model: SpeechModel):
     tokens, num_tokens = torch.tensor([[LETTER, SPACE, LETTER, Tokenizer.eos_id]]), torch.tensor([4])
     everything = all_texts(num_frames)
     wrong = torch.from_numpy(cost_of(everything, tokens, num_frames)).sum(1)
-    likely = log_probabilities(model, as_rows(memory, len(wrong)), everything, temperature).sum(1).exp()
+    likely = log_probabilities(model.decoder, rows(model, memory, len(wrong)), everything, temperature).sum(1).exp()
     parameters = [p for p in model.decoder.parameters() if p.numel() > 1]
     exact = torch.autograd.grad((likely * wrong).sum() / 3, parameters, allow_unused=True)
 
@@ -166,7 +163,7 @@ def test_cold_draws_are_what_greedy_search_reads(name: str):
         memory = model.encode(*model.features(audio, torch.tensor([audio.shape[1]])))
         search = GreedySearch(model.decoder, model.config.decoder, checkpoint.tokenizer.space_id)
         symbols, _ = search.step(memory[0], model.ctc_log_probs(memory[0]), memory[1], search.init_state(1))
-    found = drawn(model.decoder, prepared(model, memory), 2, 1e-6)
+    found = drawn(model.decoder, rows(model, memory, 2), 1e-6)
     read = [(symbol.token, symbol.frame) for symbol in symbols]
     for row in range(2):
         count = int(found.num_tokens[row]) - 1

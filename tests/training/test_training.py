@@ -447,13 +447,13 @@ def test_texts_that_the_decoder_writes_are_of_one_view(corpus: Corpus, tmp_path:
         trainer = make_trainer(corpus, tmp_path / str(views), **changes, consistency_weight=weight)
         batch, written = next(iter(trainer._loader())), []
 
-        def counted(decoder: Decoder, memory: Memory, *rest: float, written: list[int] = written) -> Drawn:
+        def counted(decoder: Decoder, memory: Memory, temperature: float, written: list[int] = written) -> Drawn:
             written.append(len(memory.values))
-            return drawn(decoder, memory, *rest)
+            return drawn(decoder, memory, temperature)
 
         monkeypatch.setattr(policy, "drawn", counted)
         figures = trainer.train_step(batch)
-        assert written == [len(batch.samples)] and figures["drawn_wer"] > 0 and np.isfinite(figures["policy"])
+        assert written == [3 * len(batch.samples)] and figures["drawn_wer"] > 0 and np.isfinite(figures["policy"])
     assert "policy" not in make_trainer(corpus, tmp_path / "without", attention="path").train_step(batch)
 
 

@@ -27,7 +27,7 @@ DISCOUNT = 0.98  # of an error for each frame that a decision is before it
 
 @dataclass(frozen=True)
 class Drawn:
-    """Texts that the process wrote; row r is of utterance ``r // draws``.
+    """Texts that the process wrote.
 
     Attributes:
         tokens: [R, U] int64, eos behind the last, padded with 0; there is no other eos.
@@ -47,23 +47,23 @@ def writable(decoder: Decoder) -> Tensor:
 
 
 @torch.no_grad()
-def drawn(decoder: Decoder, memory: Memory, draws: int, temperature: float) -> Drawn:
-    """Draw `draws` texts for each utterance of `memory`, whose rows are [B, T, ...], one symbol a frame at most.
+def drawn(decoder: Decoder, memory: Memory, temperature: float) -> Drawn:
+    """Draw a text for each row of `memory`, one symbol a frame at most.
 
     Energies and logits are divided by `temperature`: near 0 it is greedy search.
     """
     attention, energies, width = decoder.attention, decoder.attention.energies, decoder.attention.chunk_width
-    of = torch.arange(len(memory.values), device=memory.values.device).repeat_interleave(draws)
-    state, token, vectors = decoder.init_state(len(of)), torch.full_like(of, Tokenizer.sos_id), energies.vectors()
-    first, previous, never = torch.zeros_like(of), torch.zeros_like(of), writable(decoder)
+    first = torch.zeros(len(memory.mask), dtype=torch.int64, device=memory.mask.device)
+    state, token, vectors = decoder.init_state(len(first)), first + Tokenizer.sos_id, energies.vectors()
+    previous, never = first.clone(), writable(decoder)
     found = [(first[:0], first[:0], first[:0])]  # rows, symbols, frames
     for frame in range(memory.values.shape[1]):
-        p = (energies.pairs(0, state.hidden, memory.keys[of, frame], vectors) / temperature).sigmoid()
-        row = ((torch.rand_like(p) < p) & memory.mask[of, frame]).nonzero()[:, 0]
+        p = (energies.pairs(0, state.hidden, memory.keys[:, frame], vectors) / temperature).sigmoid()
+        row = ((torch.rand_like(p) < p) & memory.mask[:, frame]).nonzero()[:, 0]
         if not len(row):
             continue
         chunk = (frame + torch.arange(1 - width, 1, device=row.device)).clamp(min=0)
-        keys, values = memory.keys[of[row, None], chunk], memory.values[of[row, None], chunk]
+        keys, values = memory.keys[row[:, None], chunk], memory.values[row[:, None], chunk]
         before, at = gather_rows(state, row), torch.full_like(row, frame)
         u = torch.zeros_like(keys[..., 0])
         if energies.count > 1:
@@ -76,27 +76,26 @@ def drawn(decoder: Decoder, memory: Memory, draws: int, temperature: float) -> D
         token[row], previous[row] = symbol, at
         found.append((row, symbol, at))
     row, symbol, at = (torch.cat(part) for part in zip(*found, strict=True))
-    count = row.bincount(minlength=len(of))
+    count = row.bincount(minlength=len(first))
     order = row.argsort(stable=True)
     place = torch.arange(len(row), device=row.device) - (count.cumsum(0) - count)[row[order]]
-    tokens = torch.zeros(len(of), int(count.max()) + 1, dtype=torch.int64, device=row.device)
+    tokens = torch.zeros(len(first), int(count.max()) + 1, dtype=torch.int64, device=row.device)
     frames = torch.full_like(tokens, -1)
     tokens[row[order], place], frames[row[order], place] = symbol[order], at[order]
     tokens.scatter_(1, count[:, None], Tokenizer.eos_id)
     return Drawn(tokens, count + 1, frames)
 
 
-def log_probabilities(model: SpeechModel, memory: tuple[Tensor, Tensor], texts: Drawn, temperature: float) -> Tensor:
+def log_probabilities(decoder: Decoder, memory: Memory, texts: Drawn, temperature: float) -> Tensor:
     """Of what was decided at each frame, [R, T] float32: whether to select and, where it was selected, the symbol.
 
-    `memory` [R, T, D] comes with its lengths [R]. The sum over frames is the logarithm of the probability that `drawn`
-    draws these texts at these frames.
+    The sum over frames is the logarithm of the probability that `drawn` draws these texts at these frames.
     """
-    out = model.along_path(*memory, texts.tokens, texts.num_tokens, texts.frames)
-    length = memory[0].shape[1]
+    out = decoder.along_path(memory, texts.tokens, texts.num_tokens, texts.frames)
+    length = memory.mask.shape[1]
     energies, selects, decides = (x[:, :length] for x in (out.energies, out.selects, out.decides))
     selecting = functional.binary_cross_entropy_with_logits(energies / temperature, selects.float(), reduction="none")
-    symbols = (out.logits.float() / temperature + writable(model.decoder)).log_softmax(2)
+    symbols = (out.logits.float() / temperature + writable(decoder)).log_softmax(2)
     real = texts.frames >= 0
     # Where there is no symbol nothing may be gathered that is minus infinity.
     chosen = symbols.gather(2, texts.tokens.where(real, Tokenizer.first_id)[..., None])[..., 0] * real
@@ -104,7 +103,7 @@ def log_probabilities(model: SpeechModel, memory: tuple[Tensor, Tensor], texts: 
 
 
 def advantages(cost: Tensor, draws: int, discount: float) -> Tensor:
-    """How much more is wrong from each frame on than in the other draws of the same utterance, like `cost` [R, T]."""
+    """How much more is wrong from each frame on than in the other draws of an utterance, like `cost` [B draws, T]."""
     ahead, later = torch.zeros_like(cost), torch.zeros_like(cost[:, 0])
     for frame in reversed(range(cost.shape[1])):
         later = cost[:, frame] + discount * later
@@ -147,9 +146,10 @@ def expected_errors(
     decoder.eval()  # what is drawn is drawn without dropout
     with torch.autocast(memory[0].device.type, enabled=False):
         values = memory[0].float()
-        texts = drawn(
-            decoder, decoder.attention.prepare(values, valid_mask(memory[1], values.shape[1])), draws, temperature
-        )
+        whole = decoder.attention.prepare(values, valid_mask(memory[1], values.shape[1]))
+        keys, heard, mask = (x.repeat_interleave(draws, 0) for x in (whole.keys, whole.values, whole.mask))
+        rows = Memory(keys, heard, mask, whole.directions)
+        texts = drawn(decoder, rows, temperature)
         cost, rate = costs(
             _texts(texts.tokens, texts.num_tokens),
             texts.frames[:, :-1].cpu().numpy(),
@@ -159,7 +159,7 @@ def expected_errors(
             space,
         )
         worse = advantages(torch.from_numpy(cost).to(values.device), draws, discount)
-        likely = log_probabilities(model, (values.repeat_interleave(draws, 0), num_frames), texts, temperature)
+        likely = log_probabilities(decoder, rows, texts, temperature)
     decoder.train(was_training)
     return (likely * worse).sum() / (draws * (num_tokens - 1).sum().clamp(min=1)), rate
 
