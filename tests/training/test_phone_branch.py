@@ -20,7 +20,7 @@ from mocha_training.beginnings import started
 from mocha_training.config import TrainConfig
 from mocha_training.data import Corpus, Utterance, collate
 from mocha_training.language import count_words, said
-from mocha_training.phone_branch import PhoneBranch
+from mocha_training.phone_branch import ALONE_STEPS, PhoneBranch
 from mocha_training.recipes import accented, discriminative, plain, sounds
 from mocha_training.trainer import Trainer
 from tests.training.made_up import needs_voice
@@ -60,6 +60,37 @@ def test_its_loss_is_ctc_over_the_phones_of_the_layer_below_the_last():
     found.backward()
     assert all(p.grad is not None for p in layers[-2].parameters())
     assert all(p.grad is None for p in layers[-1].parameters()) and memory.requires_grad
+
+
+@needs_voice
+def test_the_encoder_learns_nothing_from_a_branch_that_has_just_begun(tmp_path: Path):
+    samples = (8000 * np.random.default_rng(0).normal(0, 0.3, 64_000)).astype(np.int16)
+    corpus = Corpus(tuple(Utterance(f"{n}", t, "s", "c", 32_000 * n, 32_000) for n, t in enumerate(TEXTS)), (samples,))
+
+    def directions(weight: float, step: int, head: bool) -> dict[str, torch.Tensor]:
+        """Of the encoder's gradients in step `step`, the branch's weights being no longer 0."""
+        branch, model, tokenizer = branch_and_model()
+        if head:
+            model.give_phones(tuple(branch.phones), branch.output)
+        config = plain().model_copy(update={"phone_weight": weight, "batch_seconds": 8.0})
+        trainer = Trainer(config, model, tokenizer, Augmenter(config.augment, corpus), None, tmp_path)
+        if trainer.phones:
+            torch.nn.init.normal_(trainer.phones.output.weight, generator=torch.Generator().manual_seed(0))
+        trainer.step = step
+        trainer.train_step(next(iter(trainer._loader())))
+        if trainer.phones:
+            assert trainer.phones.output.weight.grad is not None
+            assert trainer.phones.output.weight.grad.norm() > 0
+        grads = {name: p.grad for name, p in model.encoder.named_parameters() if p.grad is not None}
+        return {name: grad / grad.norm() for name, grad in grads.items() if grad.norm() > 0}
+
+    def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+        return a.keys() == b.keys() and all(torch.allclose(a[name], b[name], atol=1e-4) for name in a)
+
+    without, later = directions(0.0, 0, False), directions(0.0, ALONE_STEPS, False)
+    assert same(directions(1.0, 0, False), without)
+    assert not same(directions(1.0, ALONE_STEPS, False), later)
+    assert not same(directions(1.0, 0, True), without)  # one that has learned before is heeded at once
 
 
 @needs_voice

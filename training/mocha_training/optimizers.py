@@ -8,22 +8,23 @@ from torch import nn
 
 from mocha_model.model import SpeechModel
 from mocha_training.config import TrainConfig
+from mocha_training.phone_branch import RATE
 from mocha_training.weights import weight_matrices
 
 
 def make_optimizers(
     model: SpeechModel, config: TrainConfig, beside: Sequence[nn.Parameter] = ()
 ) -> list[torch.optim.Optimizer]:
-    """Optimizers over disjoint parameters; each group has a ``factor`` of the learning rate, 1 for all but scalars.
+    """Optimizers over disjoint parameters; each group has a ``factor`` of the learning rate.
 
-    `beside` are parameters of a branch that is not the model's; Adam learns them.
+    `beside` are parameters of a branch that is not the model's; Adam learns them, faster (`phone_branch.RATE`).
 
     Muon (Jordan et al. 2024) gives a matrix the orthogonal one nearest to its momentum; scaled so that its entries
     move as far as Adam's would (Liu et al. 2025), it takes Adam's learning rate and weight decay.
     """
     scalars = _ids(model.decoder.attention.energies.scalars)
     matrices = _ids(_matrices(model)) if config.muon else set[int]()
-    named = [p for p in (*model.parameters(), *beside) if id(p) not in matrices]
+    named = [p for p in model.parameters() if id(p) not in matrices]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in named if p.dim() > 1], "weight_decay": config.weight_decay, "factor": 1.0},
         {
@@ -33,6 +34,8 @@ def make_optimizers(
         },
         {"params": [p for p in named if id(p) in scalars], "weight_decay": 0.0, "factor": config.scalar_rate},
     ]
+    if beside:
+        groups.append({"params": list(beside), "weight_decay": config.weight_decay, "factor": RATE})
     adam = torch.optim.Adam(
         groups,
         lr=config.learning_rate,

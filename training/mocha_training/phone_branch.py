@@ -16,12 +16,16 @@ from mocha_model.tokenizer import Tokenizer
 from mocha_training.denominator import log_total_of_pairs, phone_bigrams
 from mocha_training.losses import ctc, has_ctc_path
 
+RATE = 10.0  # times the learning rate: one layer that begins with nothing learns as much in a tenth of the steps
+ALONE_STEPS = 100  # what it asks of the encoder before that is noise, and more of it than of all else
+
 
 class PhoneBranch(nn.Module):
     """CTC over phones of what the layer below the encoder's last puts out.
 
     Attributes:
         phones: what label n + 1 stands for.
+        begins_alone: whether its weights were 0 at first; then the encoder does not learn from it for `ALONE_STEPS`.
         heard: [B, T, D] float32 and frames [B] of the encoder's last batch, until `loss` has read them.
 
     """
@@ -45,7 +49,8 @@ class PhoneBranch(nn.Module):
         rows = ([n for word in text.split() for n in self.numbers.get(word, [])] for text in texts)
         self.bigrams = phone_bigrams(rows, len(self.phones))
         self.output = nn.Linear(layers[-2].out_size, len(self.phones) + 1)
-        nn.init.zeros_(self.output.weight)  # a trained encoder is not told anything before this has learned to hear it
+        nn.init.zeros_(self.output.weight)
+        self.begins_alone = model.phones is None
         if keep:
             model.give_phones(tuple(self.phones), self.output)
         elif model.phones is not None:
@@ -66,15 +71,21 @@ class PhoneBranch(nn.Module):
     def _listen(self, layer: nn.Module, inputs: object, output: tuple[Tensor, Tensor]) -> None:
         self.heard = output if layer.training else None
 
-    def loss(self, tokens: Tensor, num_tokens: Tensor, denominator_weight: float = 0.0) -> Tensor:
+    def teaches(self, step: int) -> bool:
+        """Whether the encoder learns from it in step `step` of a run, from 0."""
+        return step >= ALONE_STEPS or not self.begins_alone
+
+    def loss(self, tokens: Tensor, num_tokens: Tensor, denominator_weight: float = 0.0, teaches: bool = True) -> Tensor:
         """CTC per phone of the texts `tokens` [B, U] that the encoder has just heard; `num_tokens` [B] with eos.
 
         With `denominator_weight`, and so much of what all texts together score, by pairs of phones (`denominator`).
+        Its gradient stops before the encoder unless it `teaches`.
 
         Texts with words whose phones are not known, or that `tokens` cannot spell, count for nothing.
         """
         assert self.heard is not None, "the encoder has heard nothing yet"
         (x, num_frames), self.heard = self.heard, None
+        x = x if teaches else x.detach()
         lengths = num_tokens.tolist()
         texts = [self.tokenizer.decode(row[: n - 1]) for row, n in zip(tokens.tolist(), lengths, strict=True)]
         spelled = (tokens != Tokenizer.unk_id).all(1).tolist()

@@ -211,7 +211,8 @@ class Trainer:
             parts["denominator"] = (c.denominator_weight, total)
         if self.phones:
             told = c.denominator_weight if c.keep_phones else 0.0
-            parts["phones"] = (c.phone_weight, self.phones.loss(batch.tokens, batch.num_tokens, told))
+            teaches = self.phones.teaches(self.step)
+            parts["phones"] = (c.phone_weight, self.phones.loss(batch.tokens, batch.num_tokens, told, teaches))
         if self.progress < c.ctc_only:
             return parts
         weight = c.ctc_weight or 1.0
