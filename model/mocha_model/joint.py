@@ -40,6 +40,7 @@ class JointConfig:
         patience: frames, as of `BeamConfig`, but always a number; a stream keeps the memory of so many.
         caution: per frame. A symbol that may wait for n more frames is emitted already where the prefixes without it
             have less than exp(-caution n) of the probability, and these are dropped; inf: where there are none.
+        least_evidence: of a segment's words on average, for whoever passes over others (`emissions.SpeechGate`).
 
     """
 
@@ -48,6 +49,7 @@ class JointConfig:
     length_bonus: float = 0.0
     patience: int = 200
     caution: float = math.inf
+    least_evidence: float = -math.inf
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 Owns no audio and no sockets; the caller keeps the state. Use one instance from one thread at a time.
 """
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from mocha_model.wide import WideSearch
 BUNDLED_LANGUAGE = BUNDLED.with_name("language.safetensors")
 LIVE_CAUTION = 0.6  # see `JointConfig`; of live text, which is not to wait longer than it has to
 LIVE_THRESHOLD = 14.0  # of live text: what is further behind has no time to be right, and costs a seventh more
+LEAST_EVIDENCE = -2.0  # of a file's segment: noise that is read as words has less, speech more
 JOINT_PHRASE_BONUS = 1.5  # per character of a phrase: it is up against the language model
 
 
@@ -67,12 +69,17 @@ def joint_search(
     """
     if (language := language or language_for(tokenizer)) is None:
         return None
-    return JointConfig(width, length_bonus=config.search.length_bonus), joint_fusion(language, config)
+    joint = JointConfig(width, length_bonus=config.search.length_bonus, least_evidence=LEAST_EVIDENCE)
+    return joint, joint_fusion(language, config)
 
 
 def live_joint(config: JointConfig, patience: int) -> JointConfig:
-    """`config` for live text: with `patience` (frames), no more caution than that takes, and fewer prefixes kept."""
-    return replace(config, patience=patience, caution=LIVE_CAUTION, threshold=LIVE_THRESHOLD)
+    """`config` for live text: with `patience` (frames), no more caution than that takes, and fewer prefixes kept.
+
+    What is certain is told at once, whether or not what follows will sound like speech.
+    """
+    told_at_once = replace(config, least_evidence=-math.inf)
+    return replace(told_at_once, patience=patience, caution=LIVE_CAUTION, threshold=LIVE_THRESHOLD)
 
 
 def joint_fusion(
@@ -128,6 +135,7 @@ class Recognizer:
         self._fusion = fusion or Fusion(())
         patience = beam.patience if isinstance(beam, JointConfig) else 0
         self.patience_samples = patience * self.config.frame_samples  # after its frame, a character comes at the latest
+        self.least_evidence = beam.least_evidence if isinstance(beam, JointConfig) else -math.inf
         own = self._fusion.parts
         all_scorers = replace(self._fusion, parts=own if phrases is None else (*own, (1.0, phrases)))
         parts = (model.decoder, model.config.decoder, tokenizer.space_id)

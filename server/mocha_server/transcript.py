@@ -3,11 +3,12 @@
 Every protocol and the command line assemble text here, so that they cannot differ.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mocha_model.confidence import Calibration
-from mocha_model.emissions import Emission, SpokenWord, WordAssembler
+from mocha_model.emissions import Emission, SpeechGate, SpokenWord, WordAssembler
 from mocha_server.messages import Character, Segment, Text, Word
 
 
@@ -23,6 +24,7 @@ class ModelInfo:
     calibration: Calibration | None = None
     settled_calibration: Calibration | None = None  # where a segment's text is settled when it ends
     patience_samples: int = 0  # after its frame, a character is emitted at the latest
+    least_evidence: float = -math.inf  # of segments that are not passed over: see `SpeechGate`
 
     @property
     def frame_s(self) -> float:
@@ -65,6 +67,7 @@ class Transcript:
         self._info, self._offset_s = info, offset_samples / info.sample_rate
         self._live = _Reading(info.frame_s, info.calibration, self._offset_s)
         self._settled = _Reading(info.frame_s, info.settled_calibration, self._offset_s)
+        self._gate = SpeechGate(info.least_evidence)
         self._needs_space = False
         self.num_segments = 0
 
@@ -72,7 +75,7 @@ class Transcript:
         """Messages for newly emitted characters and closed segments, in order."""
         messages: list[Text | Segment] = []
         pending: list[Emission] = []
-        for emission in emissions:
+        for emission in self._gate.push(emissions):
             if emission.revises:
                 self._settled.push(emission)
                 continue

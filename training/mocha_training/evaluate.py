@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mocha_model.beam import BeamConfig
 from mocha_model.config import SAMPLE_RATE
-from mocha_model.emissions import Emission, WordAssembler, final, text_of
+from mocha_model.emissions import Emission, SpeechGate, WordAssembler, final, text_of
 from mocha_model.joint import JointConfig
 from mocha_model.model import SpeechModel
 from mocha_model.offline import decode_softly
@@ -113,7 +113,8 @@ def _decode(recognizer: Recognizer, batch: Batch) -> _Read:
     first, state = recognizer.step(batch.samples, batch.num_samples, recognizer.init_state(len(batch.samples)))
     rest, _ = recognizer.flush(state, torch.ones_like(batch.num_samples, dtype=torch.bool))
     seconds = time.perf_counter() - began
-    emissions = [a + b for a, b in zip(first, rest, strict=True)]
+    least = recognizer.least_evidence
+    emissions = [SpeechGate(least).push(a + b) for a, b in zip(first, rest, strict=True)]
     return _Read([text_of(row) for row in emissions], emissions, seconds)
 
 

@@ -6,7 +6,7 @@ from mocha_model.beam import BeamConfig
 from mocha_model.config import ModelConfig
 from mocha_model.joint import JointConfig
 from mocha_model.language import WordLanguageModel
-from mocha_model.recognizer import joint_fusion
+from mocha_model.recognizer import LEAST_EVIDENCE, joint_fusion
 from mocha_model.scorers import Fusion
 from mocha_training.evaluate import Beam
 
@@ -63,7 +63,10 @@ def asked_for(
     weights = {new: told.pop(name) for name, new in LANGUAGE_OPTIONS.items() if name in told}
     if joint:
         fusion = joint_fusion(language, config, **weights) if language else Fusion(())
-        return Beam(JointConfig(joint, **{"length_bonus": config.search.length_bonus} | told), fusion, settle)
+        own = {"length_bonus": config.search.length_bonus}
+        if language and "patience" not in told:  # as files are read
+            own["least_evidence"] = LEAST_EVIDENCE
+        return Beam(JointConfig(joint, **own | told), fusion, settle)
     if beam:
         weight = weights.get("language_weight", BEAM_LANGUAGE_WEIGHT)
         return Beam(BeamConfig(beam, **told), Fusion(((weight, language),) if language else ()))
