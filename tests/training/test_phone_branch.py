@@ -1,5 +1,6 @@
 """The branch of phones: what words sound like, what is learned from it, and that the model is saved without."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from mocha_training.recipes import accented, discriminative, plain, sounds
 from mocha_training.trainer import Trainer
 from tests.training.made_up import needs_voice
 
+Recipe = Callable[[], TrainConfig]
 TEXTS = ["the cat sees a knight", "nobody sees the sea"]
 
 
@@ -258,6 +260,23 @@ def test_a_branch_begins_with_the_head_that_the_model_has(tmp_path: Path):
     assert new and torch.equal(branch.output.weight[known], head.weight[old])
     assert torch.equal(branch.output.bias[known], head.bias[old])
     assert not branch.output.weight[new].any() and (branch.output.bias[new] == head.bias.min()).all()
+
+
+@pytest.mark.parametrize("recipe", [discriminative, sounds])
+def test_what_is_left_out_of_an_encoder_for_heads_is_not_left_out_for_good(tmp_path: Path, recipe: Recipe):
+    tokenizer = Tokenizer.from_texts(TEXTS)
+    before = tiny(tokenizer.vocab_size).with_dropout(0.1)
+    save_checkpoint(tmp_path / "before.safetensors", SpeechModel(before), tokenizer, {})
+
+    def left_out(config: TrainConfig) -> tuple[float, float]:
+        """By the layers of a run, and by what begins with what it saves."""
+        start = started(tmp_path / "before.safetensors", config, None)
+        save_checkpoint(tmp_path / "after.safetensors", start.model, tokenizer, {})
+        of_layers = {layer.dropout.p for layer in start.model.encoder.stack if isinstance(layer, LSTMLayer)}
+        return of_layers.pop(), load_checkpoint(tmp_path / "after.safetensors").config.encoder.dropout
+
+    assert left_out(recipe()) == (0.4, 0.1)
+    assert left_out(accented()) == (0.2, 0.2)
 
 
 def test_a_head_of_phones_is_of_a_run_of_its_own():

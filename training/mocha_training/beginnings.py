@@ -118,7 +118,10 @@ def started(init: Path, config: TrainConfig, preset: Preset | None) -> Checkpoin
     if wanted == start.config:
         return start
     torch.manual_seed(config.seed)
-    return replace(start, model=grown(start.model, wanted), config=wanted, calibration=None, file_calibration=None)
+    model = grown(start.model, wanted)
+    if not config.train_encoder:  # what is left out of it for the sake of heads is not to be left out of it for good
+        model.config = wanted = wanted.with_dropout(start.config.encoder.dropout)
+    return replace(start, model=model, config=wanted, calibration=None, file_calibration=None)
 
 
 def _told(model: ModelConfig, otherwise: ModelConfig, config: TrainConfig) -> ModelConfig:
