@@ -37,16 +37,20 @@ def piece_bytes(start: Start, chunk_ms: int) -> int:
 def decoded_pieces(path: str | IO[bytes], chunk_ms: int) -> Iterator[bytes]:
     """Pieces of `chunk_ms` of any audio file (a path, "-" for standard input, an open file); raises SourceError."""
     size = piece_bytes(DECODED, chunk_ms)
-    held = bytearray()
+    held, some = bytearray(), False
     try:
         with opened(_standard_input() if path == "-" else path, buffer_size=PIPE_BYTES) as container:
             for block in decoded(container, format="s16", layout="mono", rate=DECODED.sample_rate):
+                some = True
                 held += block.to_ndarray().tobytes()
                 while len(held) >= size:
                     yield bytes(held[:size])
                     del held[:size]
     except (av.FFmpegError, OSError, ValueError, IndexError) as error:
         raise SourceError(f"{path}: not readable as audio ({error})") from error
+    if not some:
+        pipe = ": formats with their index at the end, such as m4a, cannot be read from a pipe" if path == "-" else ""
+        raise SourceError(f"{path}: no audio could be decoded{pipe}")
     if held:
         yield bytes(held)
 

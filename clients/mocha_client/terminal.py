@@ -138,8 +138,8 @@ class MicrophoneView(PlainView):
 def notice(event: Event, console: Console) -> None:
     """Say what happened to the connection, where that is news."""
     if isinstance(event, Reconnected):
-        missing = f"; up to {event.missing:.1f} s before it were not heard" if event.missing else ""
-        console.print(f"connected again, listening from {event.time:.1f} s{missing}", style="yellow")
+        lost = f"; {event.missing:.1f} s before that gave no text and are not heard again" if event.missing else ""
+        console.print(f"connected again, listening from {event.time:.1f} s{lost}", style="yellow")
 
 
 def level_db(piece: bytes) -> float:

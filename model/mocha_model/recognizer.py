@@ -136,6 +136,7 @@ class Recognizer:
         patience = beam.patience if isinstance(beam, JointConfig) else 0
         self.patience_samples = patience * self.config.frame_samples  # after its frame, a character comes at the latest
         self.least_evidence = beam.least_evidence if isinstance(beam, JointConfig) else -math.inf
+        self.settles = settled is not None  # the text of a segment when it ends
         own = self._fusion.parts
         all_scorers = replace(self._fusion, parts=own if phrases is None else (*own, (1.0, phrases)))
         parts = (model.decoder, model.config.decoder, tokenizer.space_id)

@@ -65,6 +65,9 @@ def serve(
         _complain(f"{explain(error)} (see the options of serve and MOCHA_... variables)")
         raise typer.Exit(1) from error
     if settings.wyoming_port:
+        if settings.wyoming_port == settings.port:
+            _complain(f"{settings.port} cannot be the port of both HTTP and Wyoming clients")
+            raise typer.Exit(1)
         _check_free(settings.host, settings.wyoming_port)
     try:
         app = create_app(settings)
@@ -101,11 +104,11 @@ def _segments(recognizer: Recognizer, path: Path, bar: Progress) -> Iterator[Seg
     done = 0
     for block in decode_file(str(path), recognizer.sample_rate):
         emissions, state = recognizer.step(torch.from_numpy(block)[None], torch.tensor([len(block)]), state)
-        yield from (m for m in transcript.push(emissions[0]) if isinstance(m, Segment))
         done += len(block)
+        yield from (m for m in transcript.push(emissions[0], done) if isinstance(m, Segment))
         bar.update(task, description=f"{path.name}  {done / recognizer.sample_rate:.0f} s heard")
     emissions, _ = recognizer.flush(state, torch.tensor([True]))
-    yield from (m for m in transcript.push(emissions[0]) if isinstance(m, Segment))
+    yield from (m for m in transcript.push(emissions[0], done) if isinstance(m, Segment))
 
 
 def transcribe(
@@ -117,6 +120,9 @@ def transcribe(
     ] = FILE_BEAM,
 ) -> None:
     """Transcribe files on this machine, without a server. With json, one object per file and line."""
+    if len(files) > 1 and output in (Format.SRT, Format.VTT):
+        _complain(f"{output.value} is of one file: the times of several would overlap")
+        raise typer.Exit(2)
     keep_memory()
     failed = False
     try:

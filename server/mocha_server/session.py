@@ -69,7 +69,7 @@ class Session:
 
     def emitted(self, emissions: list[Emission]) -> list[Text | Segment]:
         """Messages for what the recogniser emitted."""
-        return self._transcript.push(emissions)
+        return self._transcript.push(emissions, self.num_samples)
 
     def ended(self) -> End:
         """The closing message, once the recogniser has flushed."""

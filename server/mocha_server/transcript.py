@@ -11,6 +11,8 @@ from mocha_model.confidence import Calibration
 from mocha_model.emissions import Emission, SpeechGate, SpokenWord, WordAssembler
 from mocha_server.messages import Character, Segment, Text, Word
 
+LONGEST_SEGMENT = 1000  # characters, about a minute; then it ends with the word, so that none grows for ever
+
 
 @dataclass(frozen=True)
 class ModelInfo:
@@ -25,6 +27,7 @@ class ModelInfo:
     settled_calibration: Calibration | None = None  # where a segment's text is settled when it ends
     patience_samples: int = 0  # after its frame, a character is emitted at the latest
     least_evidence: float = -math.inf  # of segments that are not passed over: see `SpeechGate`
+    settles: bool = False  # whether other text may take the place of a segment's when it ends
 
     @property
     def frame_s(self) -> float:
@@ -48,8 +51,8 @@ class _Reading:
         self._assembler, self._offset_s = WordAssembler(frame_s, calibration), offset_s
         self.text, self.words = "", list[Word]()
 
-    def push(self, emission: Emission) -> None:
-        self.words += [_wire_word(w, self._offset_s) for w in self._assembler.push(emission)]
+    def push(self, emission: Emission, until_s: float) -> None:
+        self.words += [_wire_word(w, self._offset_s, until_s) for w in self._assembler.push(emission)]
         self.text += emission.text
 
     def clear(self) -> None:
@@ -59,7 +62,8 @@ class _Reading:
 class Transcript:
     """Push emissions in, get `Text` and `Segment` messages out. Holds one open segment.
 
-    A segment has the text that was emitted, or the one that revises it if there is one.
+    A segment has the text that was emitted, or the one that revises it if there is one. It ends where the recogniser
+    says so, or with the word that makes it `LONGEST_SEGMENT`, unless all of it may be revised.
     """
 
     def __init__(self, info: ModelInfo, offset_samples: int = 0) -> None:
@@ -71,19 +75,25 @@ class Transcript:
         self._needs_space = False
         self.num_segments = 0
 
-    def push(self, emissions: Iterable[Emission]) -> list[Text | Segment]:
-        """Messages for newly emitted characters and closed segments, in order."""
+    def push(self, emissions: Iterable[Emission], num_samples: int) -> list[Text | Segment]:
+        """Messages for newly emitted characters and closed segments, in order.
+
+        No time in them is later than the `num_samples` heard so far, though the recogniser adds silence at the end.
+        """
+        self._until_s = self._offset_s + num_samples / self._info.sample_rate
         messages: list[Text | Segment] = []
         pending: list[Emission] = []
         for emission in self._gate.push(emissions):
             if emission.revises:
-                self._settled.push(emission)
+                self._settled.push(emission, self._until_s)
                 continue
-            self._live.push(emission)
+            self._live.push(emission, self._until_s)
             if not emission.end_of_segment:
                 pending.append(emission)
-                continue
-            self._settled.push(emission)
+                if self._info.settles or len(self._live.text) < LONGEST_SEGMENT or not emission.text.endswith(" "):
+                    continue
+            else:
+                self._settled.push(emission, self._until_s)
             messages += self._delta(pending)
             pending = []
             reading = self._settled if self._settled.text.strip() else self._live
@@ -106,7 +116,7 @@ class Transcript:
         return [Text(segment=self.num_segments, delta=delta, characters=characters)]
 
     def _time_s(self, emission: Emission) -> float:
-        return self._offset_s + self._info.time_s(emission.frame)
+        return min(self._offset_s + self._info.time_s(emission.frame), self._until_s)
 
     def _close(self, reading: _Reading) -> Segment:
         if self._live.text:
@@ -122,6 +132,6 @@ class Transcript:
         return segment
 
 
-def _wire_word(word: SpokenWord, offset_s: float) -> Word:
-    start, end = round(word.start_s + offset_s, 3), round(word.end_s + offset_s, 3)
+def _wire_word(word: SpokenWord, offset_s: float, until_s: float) -> Word:
+    start, end = (round(min(time_s + offset_s, until_s), 3) for time_s in (word.start_s, word.end_s))
     return Word(word=word.word, start=start, end=end, confidence=round(word.confidence, 4))

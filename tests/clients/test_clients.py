@@ -18,6 +18,7 @@ from mocha_model.recognizer import Recognizer
 from mocha_server.messages import End, ErrorCode, Segment, Text
 
 CLIP = str(Path(__file__).parents[1] / "fixtures" / "weather.wav")
+M4A = Path(CLIP).with_suffix(".m4a")
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +119,9 @@ def test_stream_command_explains_what_is_wrong(lively_server: Any, tmp_path: Pat
     done = run("stream", str(tmp_path / "missing.wav"), "--url", lively_server.url)
     assert done.returncode == 1 and b"missing.wav" in done.stderr
     assert run("stream").returncode == 2
+    at_its_end = run("stream", "-", "--url", lively_server.url, stdin=M4A.read_bytes())
+    assert at_its_end.returncode == 1 and b"cannot be read from a pipe" in at_its_end.stderr
+    assert run("stream", str(M4A), "--url", lively_server.url).stdout.strip()
 
 
 def test_transcribe_reads_the_files_that_it_can(tmp_path: Path):
@@ -135,6 +139,13 @@ def test_transcribe_command(tmp_path: Path):
     assert all(w["start"] < w["end"] for w in result["words"])
     missing = run("transcribe", str(tmp_path / "nothing.wav"))
     assert missing.returncode == 1 and b"nothing.wav" in missing.stderr
+    several = run("transcribe", CLIP, CLIP, "--format", "srt")
+    assert several.returncode == 2 and not several.stdout and b"srt is of one file" in several.stderr
+
+
+def test_one_port_cannot_be_that_of_two_protocols():
+    done = run("serve", "--port", "8125", "--wyoming-port", "8125")
+    assert done.returncode == 1 and b"both HTTP and Wyoming" in done.stderr and b"Traceback" not in done.stderr
 
 
 def test_stream_never_loads_torch():

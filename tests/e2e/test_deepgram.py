@@ -127,9 +127,12 @@ async def test_the_async_client_and_events(server: Any, speech: Any, heard: Call
     assert ends == [s["end"] for s in expected.segments]
 
 
-def test_finalize_flushes_and_the_stream_goes_on(any_server: Any, speech: Any, heard: Callable[..., Any]):
+@pytest.mark.parametrize("options", [{}, {"endpointing": "false"}])
+def test_finalize_flushes_and_the_stream_goes_on(
+    any_server: Any, speech: Any, heard: Callable[..., Any], options: dict[str, str]
+):
     expected = heard(any_server, speech.pcm)
-    with sdk(any_server).listen.v1.connect(**RAW) as connection:
+    with sdk(any_server).listen.v1.connect(**RAW, **options) as connection:
         texts, starts = [], []
         for _ in range(2):
             for piece in speech.pieces():
@@ -139,6 +142,7 @@ def test_finalize_flushes_and_the_stream_goes_on(any_server: Any, speech: Any, h
             results = []
             while not results or not results[-1].from_finalize:
                 results.append(connection.recv())
+            assert results[-1].is_final and results[-1].speech_final
             texts.append(text_of(results))
             starts.append(np.array([w.start for r in results for w in r.channel.alternatives[0].words]))
         connection.send_close_stream()

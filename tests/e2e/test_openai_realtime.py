@@ -179,6 +179,11 @@ async def test_mistakes_are_error_events_and_the_session_goes_on(lively_server: 
         assert (await code(type="session.update", session=bad_type))[1] == "session"
         for bad in ({"audio": 7}, {"x": 10**30}, {"x": "x" * 70_000}):
             assert (await code(type="session.update", session=bad))[1] == "session"
+        await append(connection, [b""])  # is no audio yet
+        for other in ({"type": "audio/pcmu"}, PCM16K):
+            update = {"audio": {"input": {"format": other}}}
+            await connection.send({"type": "session.update", "session": {"type": "transcription", **update}})
+            assert (await connection.recv()).type == "session.updated"
         await append(connection, speech.pieces()[:1])
         late = {"audio": {"input": {"format": {"type": "audio/pcmu"}}}}
         assert (await code(type="session.update", session=late))[1] == "session.audio.input.format"

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from openai import OpenAI
 from tests.conftest import Server
 from tests.e2e.conftest import Clip, native
 from tests.e2e.test_deepgram import finals, http, listen, text_of  # noqa: F401 `http` is a fixture
@@ -47,6 +48,18 @@ def test_live_text_is_as_ever_and_segments_are_settled(settling_server: Server, 
     for segment in (m for m in settled if m["type"] == "segment"):
         assert " ".join(w["word"] for w in segment["words"]) == segment["text"]
         assert segment["start"] == segment["words"][0]["start"] < segment["words"][-1]["end"] == segment["end"]
+
+
+def test_an_upload_that_is_read_as_streams_are_ends_with_what_is_settled(bundled: Recognizer, speech: Clip):
+    server = Server(bundled, final_beam=4, file_beam=0, max_streams=8)
+    try:
+        client = OpenAI(base_url=f"{server.http}/v1", api_key="none")
+        whole = client.audio.transcriptions.create(file=("s.wav", speech.wav), model="whisper-1")
+        events = list(client.audio.transcriptions.create(file=("s.wav", speech.wav), model="whisper-1", stream=True))
+    finally:
+        server.stop()
+    assert events[-1].type == "transcript.text.done" and events[-1].text == whole.text
+    assert "".join(e.delta for e in events if e.type == "transcript.text.delta").strip() != whole.text  # live text
 
 
 async def others_get_the_same_results(server: Server, speech: Clip) -> None:

@@ -74,7 +74,7 @@ def test_a_file_has_no_segment_of_unlikely_words_and_all_of_its_speech(bundled: 
     emissions = files.transcribe(torch.from_numpy(clip / np.float32(32768)))
     last = emissions[-1].frame + 1
     transcript = Transcript(model_info(files))
-    messages = transcript.push(said(("oh", UNLIKELY)) + emissions + said(("no", UNLIKELY), start=last))
+    messages = transcript.push(said(("oh", UNLIKELY)) + emissions + said(("no", UNLIKELY), start=last), len(clip))
     segments = [message for message in messages if isinstance(message, Segment)]
     assert [segment.segment for segment in segments] == list(range(len(segments)))
     assert " ".join(segment.text for segment in segments) == text_of(emissions) != ""

@@ -13,6 +13,7 @@ from mocha_model.recognizer import Recognizer
 from mocha_server.engine import Engine, Limits
 from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import Encoding, End, Error, ErrorCode, Segment, Start, Text
+from mocha_server.metrics import Metrics
 from mocha_server.protocols.live import Gone, Live, Refused, Request, Said, Then, converse, cut
 from mocha_server.stream import EngineError
 
@@ -200,6 +201,16 @@ async def test_an_utterance_moves_to_the_engine_it_wants(engine: Engine, lively:
     other.stop()
 
 
+async def test_who_has_the_last_place_may_move_with_it(lively: Recognizer):
+    metrics = Metrics()
+    engines = [Engine(lively, Limits(capacity=1), metrics) for _ in range(2)]
+    live = Live(LiveEngines(*engines))
+    live.open()
+    await live.hear(bytes(3_200), Start(patient=True))
+    assert [engine.num_streams for engine in engines] == [0, 1]
+    live.close()
+
+
 async def test_a_full_engine_refuses_who_would_move_to_it(engine: Engine, lively: Recognizer):
     other = Engine(lively, Limits(capacity=1))
     taken = other.open(live=True)
@@ -207,7 +218,7 @@ async def test_a_full_engine_refuses_who_would_move_to_it(engine: Engine, lively
     live.open()
     with pytest.raises(EngineError) as refused:
         await live.hear(bytes(3_200), Start(patient=True))
-    assert refused.value.code is ErrorCode.SERVER_FULL and engine.num_streams == 1
+    assert refused.value.code is ErrorCode.SERVER_FULL and engine.num_streams == 0
     live.close()
     taken.close()
     assert (engine.num_streams, other.num_streams) == (0, 0)

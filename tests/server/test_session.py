@@ -10,7 +10,7 @@ from mocha_model.emissions import Emission
 from mocha_server.audio import as_float
 from mocha_server.messages import End, Error, ErrorCode, Ready, Segment, Text
 from mocha_server.session import Session, State, wants_patience
-from mocha_server.transcript import ModelInfo
+from mocha_server.transcript import LONGEST_SEGMENT, ModelInfo, Transcript
 
 INFO = ModelInfo("test", 16_000, 640, 400, 4)
 
@@ -112,6 +112,7 @@ def test_an_odd_last_byte_is_a_warning_and_loses_nothing_else():
 
 def test_deltas_are_the_transcript_and_segments_hold_words():
     session = started()
+    session.receive(bytes(2 * 160_000))
     messages = (
         session.emitted(spell("hi you", 10)) + session.emitted([END, *spell("then", 60)]) + session.emitted([END])
     )
@@ -122,7 +123,33 @@ def test_deltas_are_the_transcript_and_segments_hold_words():
     assert [(w.word, w.start, w.end) for w in segments[0].words] == [("hi", 0.4, 0.48), ("you", 0.52, 0.64)]
     first = next(m for m in messages if isinstance(m, Text)).characters[0]
     assert (first.frame, first.time, first.p, first.chunk) == (10, 0.425, 0.75, [0.1, 0.2, 0.3, 0.4])
-    assert session.ended() == End(segments=2, duration=0.0)
+    assert session.ended() == End(segments=2, duration=10.0)
+
+
+def test_nothing_is_said_after_the_end_of_the_audio():
+    session = started()
+    session.receive(bytes(2 * 16_000))
+    text, segment = session.emitted([*spell("hi you", 22), END])  # what comes at once after 1 s is of the last frames
+    assert isinstance(text, Text) and isinstance(segment, Segment)
+    assert [c.time for c in text.characters] == [0.905, 0.945, 0.985, 1.0, 1.0, 1.0]
+    assert [(w.start, w.end) for w in segment.words] == [(0.88, 0.96), (1.0, 1.0)] and segment.end == 1.0
+
+
+def test_a_segment_without_end_is_ended_with_a_word():
+    def said(info: ModelInfo) -> tuple[str, list[str]]:
+        transcript, long = Transcript(info), ("a longer word " * 100).strip()
+        found = [m for e in [*spell(long), END] for m in transcript.push([e], 10**9)]
+        deltas = "".join(m.delta for m in found if isinstance(m, Text))
+        assert (
+            deltas == long and [m.segment for m in found if isinstance(m, Segment)] == [0, 1][: 1 + (not info.settles)]
+        )
+        return long, [m.text for m in found if isinstance(m, Segment)]
+
+    long, segments = said(INFO)
+    assert len(segments) == 2 and " ".join(segments) == long
+    assert LONGEST_SEGMENT <= len(segments[0]) + 1 < LONGEST_SEGMENT + len("longer ")
+    long, segments = said(replace(INFO, settles=True))  # all of it may have to be replaced
+    assert segments == [long]
 
 
 def test_duration_counts_samples_heard():

@@ -129,7 +129,8 @@ class DeepgramTranslator:
         return (*out, self._results(transcript, words, words[-1].end, is_final=False))
 
     def _final(self, segment: Segment, from_finalize: bool = False) -> tuple[str, ...]:
-        end = {"is_final": True, "speech_final": self._options.endpointing, "from_finalize": from_finalize}
+        speech_final = self._options.endpointing or from_finalize
+        end = {"is_final": True, "speech_final": speech_final, "from_finalize": from_finalize}
         results = self._results(segment.text, segment.words, segment.end, **end)
         self._until_s = segment.end
         if not self._options.utterance_end_ms:

@@ -203,9 +203,9 @@ class Live:
     async def _begin(self, start: Start) -> Session:
         engine = self._engines.of(start.patient)
         if self._stream is not None and self._stream.engine is not engine:
-            old, self._stream = self._stream, engine.open(live=True)
-            self._phrases = ()
-            old.close()
+            old = self._stream
+            old.close()  # first: who has the last place may take it with him
+            self._stream, self._phrases = engine.open(live=True), ()
             old.deliver([None])  # to whoever waits for what it says
         stream = self.open(start.patient)
         self._session = Session(uuid.uuid4().hex, engine.info, self._offset_samples)

@@ -119,7 +119,7 @@ class RealtimeTranslator:
             return _mistake("`audio` is not base64", "invalid_base64", event.event_id, "audio")
         start = self.start
         self._appended_ms += 1000 * len(audio) / (start.encoding.sample_bytes * start.sample_rate)
-        self._heard = True
+        self._heard = self._heard or bool(audio)
         return Request(audio=audio)
 
     def said(self, message: Said) -> tuple[str, ...]:

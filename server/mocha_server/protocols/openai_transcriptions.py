@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from mocha_server.audio import AudioError, decode_file
 from mocha_server.engine import Engine
 from mocha_server.live_engines import LiveEngines
-from mocha_server.messages import ErrorCode, Phrases, Segment, Text
+from mocha_server.messages import ErrorCode, Phrases, Segment
 from mocha_server.protocols.upload import Upload, limited
 from mocha_server.session import explain
 from mocha_server.stream import EngineError
@@ -174,17 +174,18 @@ class EventStream(StreamingResponse):
 
 async def _events(upload: Upload) -> AsyncIterator[bytes]:
     """An error after the first byte is an event too."""
-    text = ""
+    said: list[str] = []
     try:
         async for message in upload.messages():
-            if isinstance(message, Text):
-                text += message.delta
+            if isinstance(message, Segment):
+                said.append(message.text)
+            else:
                 yield _event({"type": "transcript.text.delta", "delta": message.delta})
     except (AudioError, EngineError) as error:
         kind = "server_error" if isinstance(error, EngineError) else "invalid_request_error"
         yield _event({"type": "error", "error": {"type": kind, "code": error.code, "message": str(error)}})
         return
-    yield _event({"type": "transcript.text.done", "text": text.strip()})  # its `usage` would be of tokens
+    yield _event({"type": "transcript.text.done", "text": " ".join(said)})  # its `usage` would be of tokens
     yield b"data: [DONE]\n\n"
 
 

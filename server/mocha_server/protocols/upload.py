@@ -52,7 +52,7 @@ class Upload:
         transcript = Transcript(self._engine.info)
         try:
             async for emissions in stream.events():
-                for message in transcript.push(emissions):
+                for message in transcript.push(emissions, self._num_samples):
                     yield message
             await feeder
         finally:
