@@ -13,7 +13,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from mocha_model.allocator import keep_memory
-from mocha_server.protocols.live import SLOW_S
+from mocha_server.protocols.live import LEFT, SLOW_S
 from mocha_server.workers import Handed, Workers
 
 READ_AHEAD = 4  # messages a connection may have waiting before its socket is left unread
@@ -24,7 +24,7 @@ BACKLOG = 2048
 class ReadAhead(WebSocketsSansIOProtocol):
     """uvicorn's WebSockets, but reading pauses after a few messages instead of after each: two system calls less.
 
-    And nobody waits for ever for a client that does not read.
+    And nobody waits for ever for a client that does not read, or works for one that has left.
     """
 
     last: asyncio.TimerHandle | None = None
@@ -33,6 +33,8 @@ class ReadAhead(WebSocketsSansIOProtocol):
         """See `asyncio.Protocol`."""
         if self.last is not None:
             self.last.cancel()
+        if hasattr(self, "scope"):  # else before the handshake
+            self.scope["extensions"][LEFT] = {}
         super().connection_lost(exc)
 
     def send_receive_event_to_app(self) -> None:

@@ -1,8 +1,10 @@
 """The native protocol over real sockets, with a model that emits plenty: chunking, company, and every bad input."""
 
 import asyncio
+import base64
 import json
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -149,6 +151,45 @@ async def test_a_vanished_client_frees_its_row(lively_server: Any, clip: NDArray
         await socket.send(clip.tobytes())
         socket.transport.abort()  # no close frame: the machine went away
     assert await lively_server.streams_left() == 0
+
+
+def audio_seconds(server: Any) -> float:
+    """How much `server` has recognised."""
+    found = re.search(r"^mocha_audio_seconds_total (\S+)", server.app.state.metrics.text().decode(), re.M)
+    assert found is not None
+    return float(found[1])
+
+
+@pytest.mark.parametrize(
+    ("path", "start"),
+    [
+        ("/v1/stream", '{"type":"start"}'),
+        ("/v1/listen?encoding=linear16&sample_rate=16000", None),
+        ("/", '{"config":{"sample_rate":16000}}'),
+        ("/v1/realtime", "realtime"),
+    ],
+)
+async def test_what_a_client_sent_before_it_vanished_is_not_heard_for_long(
+    make_server: Any, lively: Recognizer, path: str, start: str | None
+):
+    server, seconds = make_server(lively), 360
+    audio: bytes | str = bytes(2 * 16_000 * seconds)  # in one message, and silence, of which nothing is said
+    if start == "realtime":
+        pcm = {"audio": {"input": {"format": {"type": "audio/pcmu"}}}}
+        start = json.dumps({"type": "session.update", "session": {"type": "transcription", **pcm}})
+        silence = base64.b64encode(b"\xff" * 8_000 * seconds).decode()
+        audio = json.dumps({"type": "input_audio_buffer.append", "audio": silence})
+    socket = await connect(f"{server.http.replace('http', 'ws')}{path}")
+    if start:
+        await socket.send(start)
+    await socket.send(audio)
+    for _ in range(2000):
+        if audio_seconds(server):
+            break
+        await asyncio.sleep(0.01)
+    socket.transport.abort()
+    assert await server.streams_left() == 0
+    assert 0 < audio_seconds(server) < seconds / 2
 
 
 async def test_keepalive_drops_no_client_whose_pongs_wait_behind_its_audio(

@@ -6,6 +6,7 @@ A closed segment is a final result; interim results only grow, since what is emi
 import hashlib
 import uuid
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal
 
 import orjson
@@ -16,7 +17,7 @@ from mocha_model.confidence import word_confidence
 from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import Character, End, Error, ErrorCode, Phrases, Segment, Start, Text, Word
 from mocha_server.protocols.deepgram_options import LiveOptions, OptionError, live_options, refusal
-from mocha_server.protocols.live import Live, Refused, Request, Said, Then, WebSocketTransport, converse
+from mocha_server.protocols.live import Live, Refused, Request, Said, Then, WebSocketTransport, converse, has_left
 from mocha_server.session import explain
 from mocha_server.stream import EngineError
 from mocha_server.transcript import ModelInfo
@@ -201,7 +202,7 @@ def spoken(characters: list[Character], info: ModelInfo) -> list[Word]:
 async def listen(socket: WebSocket) -> None:
     """One live connection; bad options and a full server are refused in the handshake."""
     engines: LiveEngines = socket.app.state.live
-    request_id, live = str(uuid.uuid4()), Live(engines)
+    request_id, live = str(uuid.uuid4()), Live(engines, left=partial(has_left, socket))
     try:
         options = live_options(socket.query_params)
         info = live.open(live.info.models.get(options.model)).engine.info

@@ -7,7 +7,7 @@ An adapter is a `Translator` (what a client's message asks for, how native messa
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Generic, Protocol, TypeVar
@@ -22,6 +22,7 @@ from mocha_server.stream import EngineError, Stream
 log = logging.getLogger(__name__)
 SLOW_S = 20.0  # a client that does not read for so long is given up
 PIECE_BYTES = 1 << 15  # of a message at a time, so that a large one holds up nobody else
+LEFT = "mocha.left"  # among the extensions of a WebSocket's scope once its client has left: see `serving`
 CLOSE_CODES = {ErrorCode.SERVER_FULL: 1013, ErrorCode.INTERNAL: 1011, ErrorCode.TOO_SLOW: 1011}  # others 1008
 Said = Text | Segment | End | Error  # errors that are not fatal
 
@@ -35,6 +36,11 @@ OutContra = TypeVar("OutContra", contravariant=True)
 def cut(audio: bytes) -> Iterator[bytes]:
     """A message of audio in pieces, one at least; between them others have their turn."""
     return (audio[at : at + PIECE_BYTES] for at in range(0, max(1, len(audio)), PIECE_BYTES))
+
+
+def has_left(socket: WebSocket) -> bool:
+    """Whether its client has; between the pieces of a large message nobody waits for messages, and would notice."""
+    return LEFT in socket.scope.get("extensions", {})
 
 
 class Gone(Exception):
@@ -114,9 +120,12 @@ class Live:
     Where an utterance wants another engine than the one before, it has a row of that one.
     """
 
-    def __init__(self, engines: LiveEngines, lazy: bool = False) -> None:
-        """`lazy` conversations take a row with the first audio, others when they begin."""
-        self.info, self.lazy = engines.greedy.info, lazy
+    def __init__(self, engines: LiveEngines, lazy: bool = False, left: Callable[[], bool] = lambda: False) -> None:
+        """`lazy` conversations take a row with the first audio, others when they begin.
+
+        Once the client has `left`, no more audio is heard.
+        """
+        self.info, self.lazy, self._left = engines.greedy.info, lazy, left
         self._engines = engines
         self._stream: Stream | None = None
         self._opened, self._flushed = asyncio.Event(), asyncio.Event()
@@ -144,7 +153,7 @@ class Live:
         return (self._offset_samples + current) / self.info.sample_rate
 
     async def hear(self, audio: bytes, start: Start) -> None:
-        """Give audio to the recogniser; `start` describes it. Raises Refused or EngineError."""
+        """Give audio to the recogniser; `start` describes it. Raises Refused, EngineError or Gone."""
         session = self._session or await self._begin(start)
         stream = self.open()
         for piece in cut(audio):
@@ -152,6 +161,8 @@ class Live:
             self._check(received.messages)
             await stream.write(received.samples)
             await asyncio.sleep(0)
+            if self._left():
+                raise Gone
 
     async def end(self, start: Start) -> None:
         """Ask for the end of the utterance, with or without audio."""

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import Error, ErrorCode
-from mocha_server.protocols.live import cut
+from mocha_server.protocols.live import cut, has_left
 from mocha_server.session import Session, State, wants_patience
 from mocha_server.stream import EngineError, Stream
 
@@ -140,6 +140,8 @@ async def _read(socket: WebSocket, session: Session, opened: Stream, idle: IdleT
             if received.finished:
                 opened.finish()
             await asyncio.sleep(0)
+            if has_left(socket):
+                raise WebSocketDisconnect(1006)
 
 
 async def _write(socket: WebSocket, session: Session, opened: Stream) -> None:

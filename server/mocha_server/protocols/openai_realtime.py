@@ -8,6 +8,7 @@ import base64
 import binascii
 import math
 import uuid
+from functools import partial
 from typing import Any
 
 import orjson
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 
 from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import End, Error, ErrorCode, Segment, Start, Text
-from mocha_server.protocols.live import Live, Request, Said, Then, WebSocketTransport, converse
+from mocha_server.protocols.live import Live, Request, Said, Then, WebSocketTransport, converse, has_left
 from mocha_server.protocols.openai_realtime_messages import (
     Append,
     ClientEvent,
@@ -201,7 +202,8 @@ async def realtime(socket: WebSocket) -> None:
     await socket.accept("realtime" if "realtime" in protocols else None)
     transport, translator = WebSocketTransport(socket), RealtimeTranslator(engines.greedy.info)
     idle_s: float = socket.app.state.settings.idle_s
-    await converse(transport, translator, Live(engines), idle_s, greeting=(translator.greeting(),))
+    live = Live(engines, left=partial(has_left, socket))
+    await converse(transport, translator, live, idle_s, greeting=(translator.greeting(),))
 
 
 def _identifier(prefix: str) -> str:

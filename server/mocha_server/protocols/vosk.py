@@ -4,6 +4,7 @@ A reply is a closed segment (`text`) or everything of the open one (`partial`). 
 """
 
 from collections import deque
+from functools import partial
 from typing import Any
 
 import orjson
@@ -17,6 +18,7 @@ from mocha_server.protocols.live import (
     Refused,
     Said,
     WebSocketTransport,
+    has_left,
     receive_within,
     refused,
 )
@@ -108,7 +110,7 @@ def parse(text: str) -> Control:
 @router.websocket("/")
 async def vosk(socket: WebSocket) -> None:
     """One vosk-server connection."""
-    live = Live(socket.app.state.live)
+    live = Live(socket.app.state.live, left=partial(has_left, socket))
     await socket.accept()
     transport = WebSocketTransport(socket)
     try:
