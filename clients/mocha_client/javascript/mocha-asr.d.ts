@@ -66,7 +66,7 @@ export interface SegmentEvent {
   words: Word[];
 }
 
-/** The connection was lost and is back, listening from `time` on; `missing` seconds before it were not heard. */
+/** The connection was lost and is back, listening from `time` on; `missing` seconds before it gave no text and are gone. */
 export interface ReconnectedEvent {
   type: "reconnected";
   time: number;
