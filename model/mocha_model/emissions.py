@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mocha_model.confidence import Calibration, evidence, word_confidence
+from mocha_model.confidence import Calibration, word_confidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,34 +104,26 @@ class SpeechGate:
     def __init__(self, least_evidence: float) -> None:
         """`least_evidence` is that of the words so far, on average (see `confidence`); with -inf all is let through."""
         self._least = least_evidence
-        self._open = least_evidence == -math.inf
+        self._words = WordAssembler(0.0)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._open = self._least == -math.inf
+        self._excess = 0.0  # of the words' evidence over so much for each
         self._held: list[Emission] = []
-        self._word: list[Emission] = []
-        self._words: list[float] = []
 
     def push(self, emissions: Iterable[Emission]) -> list[Emission]:
         """What `emissions` let through, in order; ends of segments always are."""
         passed: list[Emission] = []
         for emission in emissions:
             self._held.append(emission)
-            self._open = self._open or self._sounds_like_speech(emission)
+            for word in () if self._open else self._words.push(emission):
+                self._excess += math.log(word.confidence) - self._least
+                self._open = self._excess >= 0
             if self._open:
                 passed += self._held
-            elif emission.end_of_segment:
-                passed.append(emission)
-            else:
-                continue
-            self._held = []
+                self._held = []
             if emission.end_of_segment:
-                self._open, self._words = self._least == -math.inf, []
+                passed += self._held[-1:]
+                self._begin()
         return passed
-
-    def _sounds_like_speech(self, emission: Emission) -> bool:
-        """Whether it does with `emission`, which is the next one of the segment."""
-        if emission.text.strip():
-            self._word.append(emission)
-        if not self._word or not (emission.end_of_segment or emission.text.endswith(" ")):
-            return False
-        word, self._word = self._word, []
-        self._words.append(evidence([e.p for e in word], [e.q for e in word]))
-        return sum(self._words) >= self._least * len(self._words)

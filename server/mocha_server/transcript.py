@@ -88,12 +88,12 @@ class Transcript:
                 self._settled.push(emission, self._until_s)
                 continue
             self._live.push(emission, self._until_s)
-            if not emission.end_of_segment:
-                pending.append(emission)
-                if self._info.settles or len(self._live.text) < LONGEST_SEGMENT or not emission.text.endswith(" "):
-                    continue
-            else:
+            if emission.end_of_segment:
                 self._settled.push(emission, self._until_s)
+            else:
+                pending.append(emission)
+                if not self._ends_long_segment(emission):
+                    continue
             messages += self._delta(pending)
             pending = []
             reading = self._settled if self._settled.text.strip() else self._live
@@ -102,6 +102,9 @@ class Transcript:
             self._live.clear()
             self._settled.clear()
         return messages + self._delta(pending)
+
+    def _ends_long_segment(self, emission: Emission) -> bool:
+        return len(self._live.text) >= LONGEST_SEGMENT and emission.text.endswith(" ") and not self._info.settles
 
     def _delta(self, emissions: list[Emission]) -> list[Text | Segment]:
         if not emissions:
