@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from mocha_model.checkpoint import load_checkpoint, save_checkpoint
-from mocha_model.config import tiny
+from mocha_model.config import small, tiny
 from mocha_model.encoder import LSTMLayer, MaskedBatchNorm
 from mocha_model.language import WordLanguageModel
 from mocha_model.model import SpeechModel
@@ -242,6 +242,21 @@ def test_a_mean_has_the_phones_of_the_model_with_most(tmp_path: Path):
         torch.testing.assert_close(mean.phones.weight, head.weight + more[:, None], atol=2e-3, rtol=0)
     average_checkpoints([paths[0], paths[2]], tmp_path / "mean.safetensors")
     assert load_checkpoint(tmp_path / "mean.safetensors").config.phones == (), "each has phones that the other lacks"
+
+
+def test_a_branch_of_a_grown_network_begins_with_the_head_of_the_small_one(tmp_path: Path):
+    torch.manual_seed(0)
+    tokenizer, path = Tokenizer.from_texts(TEXTS), tmp_path / "small.safetensors"
+    model = SpeechModel(small(tokenizer.vocab_size))
+    head = torch.nn.Linear(model.config.encoder.size_below, 3)
+    model.give_phones(("a", "b"), head)
+    save_checkpoint(path, model, tokenizer, {})
+    wide = started(path, accented(), "medium")
+    assert wide.config.phones == ("a", "b") and wide.model.phones is not None
+    of_old, of_new = wide.model.phones.weight.split((320, 128), dim=1)
+    assert torch.equal(of_old, head.weight) and not of_new.any()
+    assert torch.equal(wide.model.phones.bias, head.bias)
+    assert started(path, plain(), "medium").config.phones == ()
 
 
 @needs_voice
