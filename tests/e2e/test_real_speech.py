@@ -18,10 +18,11 @@ from websockets.asyncio.client import connect
 
 from mocha_model.emissions import text_of
 from mocha_model.recognizer import Recognizer
-from mocha_training.data import load_corpus
+from mocha_training.data import Corpus, load_corpus
 from mocha_training.evaluate import transcribe_corpus
 
 NUM_UTTERANCES = 20
+NUM_BETWEEN_PAUSES = 60  # with 20, of 229 words, chance alone moves the difference by several points
 Frames = list[tuple[str, int]]
 
 
@@ -58,13 +59,21 @@ def wav_file(samples: NDArray[np.int16]) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def recordings(speech_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    corpus = load_corpus(speech_directory / "dev.jsonl", tmp_path_factory.mktemp("cache"))
-    step = len(corpus.utterances) // NUM_UTTERANCES
-    return corpus.subset(list(range(0, step * NUM_UTTERANCES, step)))
+def dev(speech_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return load_corpus(speech_directory / "dev.jsonl", tmp_path_factory.mktemp("cache"))
 
 
-async def test_every_way_in_gives_the_same_text_and_frames(server: Any, bundled: Recognizer, recordings: Any):
+@pytest.fixture(scope="module")
+def recordings(dev: Corpus) -> Corpus:
+    return spread(dev, NUM_UTTERANCES)
+
+
+def spread(corpus: Corpus, count: int) -> Corpus:
+    step = len(corpus.utterances) // count
+    return corpus.subset(list(range(0, step * count, step)))
+
+
+async def test_every_way_in_gives_the_same_text_and_frames(server: Any, bundled: Recognizer, recordings: Corpus):
     results, _ = transcribe_corpus(bundled.model, bundled.tokenizer, recordings)
     evaluated = {r.key: r.hypothesis for r in results}
     rng, everything = random.Random(0), []
@@ -88,7 +97,7 @@ async def test_every_way_in_gives_the_same_text_and_frames(server: Any, bundled:
         assert found == [expected for _, expected in group]
 
 
-def test_patience_bounds_every_wait_in_any_chunking_and_makes_fewer_errors(bundled: Recognizer, recordings: Any):
+def test_patience_bounds_every_wait_in_any_chunking_and_makes_fewer_errors(bundled: Recognizer, recordings: Corpus):
     patient, rng = bundled.searching(8, patience_s=0.8), random.Random(2)
     longest = int(0.8 * patient.sample_rate) // patient.frame_samples
     texts: dict[str, list[str]] = {"greedy": [], "patient": []}
@@ -112,10 +121,11 @@ def test_patience_bounds_every_wait_in_any_chunking_and_makes_fewer_errors(bundl
     assert errors["patient"] < errors["greedy"]
 
 
-def test_speech_between_pauses_is_read_nearly_as_well_as_without(bundled: Recognizer, recordings: Any):
+def test_speech_between_pauses_is_read_nearly_as_well_as_without(bundled: Recognizer, dev: Corpus):
     patient, pause = bundled.searching(64, patience_s=0.8), torch.zeros(5 * bundled.sample_rate)
+    recordings = spread(dev, NUM_BETWEEN_PAUSES)
     speech = [torch.from_numpy(recordings.audio(index)) for index in range(len(recordings.utterances))]
     alone = [text_of(patient.transcribe(samples)) for samples in speech]
     between = [text_of(patient.transcribe(torch.cat([pause, samples, pause]))) for samples in speech]
     references = [u.text for u in recordings.utterances]
-    assert jiwer.wer(references, between) <= jiwer.wer(references, alone) + 0.06
+    assert jiwer.wer(references, between) <= jiwer.wer(references, alone) + 0.04
