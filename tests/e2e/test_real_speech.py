@@ -22,7 +22,7 @@ from mocha_training.data import Corpus, load_corpus
 from mocha_training.evaluate import transcribe_corpus
 
 NUM_UTTERANCES = 20
-NUM_BETWEEN_PAUSES = 60  # with 20, of 229 words, chance alone moves the difference by several points
+NUM_BETWEEN_PAUSES = 60  # 20 have 229 words: two models read them 0.9 points better between pauses and 5.7 worse
 Frames = list[tuple[str, int]]
 
 

@@ -113,8 +113,8 @@ def started(init: Path, config: TrainConfig, preset: Preset | None) -> Checkpoin
     wanted = start.config
     if preset is not None:
         sizes: ModelConfig = getattr(model_config, preset)(start.tokenizer.vocab_size)
+        sizes = sizes.model_copy(update={"phones": start.config.phones})
         wanted = sizes.with_attention(**start.config.attention.model_dump())
-        wanted = wanted.model_copy(update={"phones": start.config.phones})
     wanted = _searched(_told(wanted, start.config, config), config)
     if wanted == start.config:
         return start
