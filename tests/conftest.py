@@ -54,6 +54,8 @@ def lively_recognizer(config: ModelConfig | None = None) -> Recognizer:
             *([layers[0].projection.weight] if layers[0].projection else [n.lstm.weight_ih_l0 for n in layers]),
         ):
             weight.mul_(8)
+        for ahead in model.encoder.look_ahead:
+            torch.nn.init.normal_(ahead.later.weight, std=0.5)  # which begins with 0
         if layers[0].projection is None:  # nor batch norm
             raw, _ = model.features.raw(torch.randn(1, 30_000) * 0.1, torch.tensor([30_000]))
             model.features.set_normalization(raw[0].mean(0), raw[0].std(0) * 3)

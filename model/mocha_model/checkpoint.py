@@ -87,7 +87,7 @@ def _compact(weights: dict[str, Tensor], path: str | Path) -> dict[str, Tensor]:
     for name, weight in weights.items():
         if not weight.is_floating_point():
             compact[name] = weight
-        elif name.startswith("encoder.stack.") and weight.ndim == 2:
+        elif name.startswith(("encoder.stack.", "encoder.look_ahead.")) and weight.ndim == 2:
             compact[name], compact[name + SCALE] = in_integers(weight.float())
         else:
             compact[name] = weight.half()

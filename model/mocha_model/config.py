@@ -60,6 +60,9 @@ class EncoderConfig(BaseModel):
     time_reduction_after: tuple[int, ...] = Field(
         (), description="LSTM layers, counted from 1, after which every other state is skipped"
     )
+    look_ahead: int = Field(
+        0, ge=0, description="frames that what comes after each LSTM layer but the last waits for, to hear them too"
+    )
     dropout: float = Field(0.0, ge=0, lt=1)
 
     @model_validator(mode="after")
@@ -67,12 +70,19 @@ class EncoderConfig(BaseModel):
         after = self.time_reduction_after
         if len(set(after)) != len(after) or not all(1 <= n <= len(self.lstm_sizes) for n in after):
             raise ValueError(f"time_reduction_after names LSTM layers 1 to {len(self.lstm_sizes)}, each once")
+        if after and self.look_ahead:
+            raise ValueError("look_ahead is of LSTM layers of one frame rate, without time_reduction_after")
         return self
 
     @property
     def subsampling(self) -> int:
         """Feature frames per encoder frame."""
         return int(2 ** (len(self.conv_channels) + len(self.time_reduction_after)))
+
+    @property
+    def look_ahead_frames(self) -> int:
+        """How many encoder frames after each have been heard when it is put out."""
+        return self.look_ahead * (len(self.lstm_sizes) - 1)
 
     @property
     def has_layer_below(self) -> bool:
@@ -170,6 +180,11 @@ class ModelConfig(BaseModel):
         """The same network with its features so many samples apart, which no weight depends on."""
         return self.model_copy(update={"features": self.features.model_copy(update={"hop_samples": hop_samples})})
 
+    def with_look_ahead(self, frames: int) -> "ModelConfig":
+        """The same network with another look-ahead; raises ValidationError (a ValueError) where there can be none."""
+        encoder = EncoderConfig.model_validate(self.encoder.model_dump() | {"look_ahead": frames})
+        return self.model_copy(update={"encoder": encoder})
+
     def network(self) -> "ModelConfig":
         """Without a head of phones and what no weight depends on, so that networks can be compared."""
         bare = self.with_dropout(0.0).with_hop(FeatureConfig().hop_samples)
@@ -184,6 +199,11 @@ class ModelConfig(BaseModel):
     def frame_samples(self) -> int:
         """Samples from one encoder frame to the next."""
         return self.features.hop_samples * self.encoder.subsampling
+
+    @property
+    def tail_samples(self) -> int:
+        """Silence that ends a stream, so that its last frames come out and late selections still fire."""
+        return self.features.tail_samples + self.encoder.look_ahead_frames * self.frame_samples
 
 
 def wsj_mocha(vocab_size: int) -> ModelConfig:

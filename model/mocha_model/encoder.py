@@ -1,10 +1,11 @@
-"""The encoder: strided convolutions, ConvLSTM, convolution, LSTM stack. Unidirectional and causal.
+"""The encoder: strided convolutions, ConvLSTM, convolution, LSTM stack. Unidirectional; causal but for a look-ahead.
 
 Raffel 2017, D.1.1 and D.1.2, and Chiu & Raffel 2018, A.1. Every layer keeps the step/state contract of `streaming`;
 whole utterances, training batches and live streams go through the same `step`.
 """
 
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -145,6 +146,8 @@ class LSTMLayer(nn.Module):
 
     def forward(self, x: Tensor, num_valid: Tensor) -> tuple[Tensor, Tensor]:
         """A whole batch from the start. Padding is on the right, so only the (unneeded) state would see it."""
+        if x.shape[1] == 0:
+            return x.new_zeros(x.shape[0], 0, self.out_size), num_valid
         return self._project(self.lstm(x)[0], num_valid), num_valid
 
     def _project(self, y: Tensor, num_valid: Tensor) -> Tensor:
@@ -152,6 +155,46 @@ class LSTMLayer(nn.Module):
             y = self.norm(self.projection(y), num_valid).relu()
         result: Tensor = self.dropout(y)
         return result
+
+
+class LookAhead(nn.Module):
+    """Adds to each item a linear map of the one `frames` later, so that what follows hears a little of what comes.
+
+    As layers with a future context between LSTM layers (Peddinti et al. 2018); Wang et al. 2016 look ahead after the
+    last one. Begins as nothing: the map is 0. An item waits for that later one, so the last `frames` never come out.
+    """
+
+    like: Tensor  # has the device and dtype of the state
+
+    def __init__(self, size: int, frames: int) -> None:
+        super().__init__()
+        self.size, self.frames = size, frames
+        self.framing = SlidingWindow(frames + 1, 1)
+        later = nn.Linear(size, size, bias=False)
+        nn.init.zeros_(later.weight)
+        self.later: nn.Module = later
+        self.register_buffer("like", torch.zeros(()), persistent=False)
+
+    def init_state(self, batch_size: int) -> WindowState:
+        """Nothing that waits."""
+        return self.framing.init_state(batch_size, (self.size,), 0, self.like)
+
+    def step(self, x: Tensor, num_valid: Tensor, state: WindowState) -> tuple[Tensor, Tensor, WindowState]:
+        """[B, T, D] -> [B, T, D], `frames` fewer at the start of a stream."""
+        left, num_out, state = self.framing.step(x, num_valid, state)
+        longest = int(num_out.max()) if len(num_out) else 0
+        return self._joined(left, longest), num_out, state
+
+    def forward(self, x: Tensor, num_valid: Tensor) -> tuple[Tensor, Tensor]:
+        """A whole batch from the start."""
+        return self._joined(x, max(0, x.shape[1] - self.frames)), (num_valid - self.frames).clamp(min=0)
+
+    def _joined(self, x: Tensor, num_items: int) -> Tensor:
+        now, later = x[:, :num_items], x[:, self.frames : self.frames + num_items]
+        if num_items == 0:
+            return now
+        joined: Tensor = now + self.later(later.flatten(0, 1)).view_as(now)
+        return joined
 
 
 class TimeReduction(nn.Module):
@@ -209,10 +252,18 @@ class Encoder(nn.Module):
             if number in config.time_reduction_after:
                 stack.append(TimeReduction(size))
         self.stack = nn.ModuleList(stack)
+        between = config.lstm_sizes[:-1] if config.look_ahead else ()  # there is no time reduction then
+        self.look_ahead = nn.ModuleList(LookAhead(config.projection_size or n, config.look_ahead) for n in between)
+
+    @property
+    def layers(self) -> list[Any]:
+        """All that frames pass through, in order."""
+        stack = [layer for both in zip_longest(self.stack, self.look_ahead) for layer in both if layer is not None]
+        return [*self.grid, *stack]
 
     def init_state(self, batch_size: int) -> tuple[Any, ...]:
         """The states of all layers, in order."""
-        return tuple(layer.init_state(batch_size) for layer in (*self.grid, *self.stack))
+        return tuple(layer.init_state(batch_size) for layer in self.layers)
 
     def step(self, x: Tensor, num_valid: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
         """[B, F, num_features] -> [B, T, D]."""
@@ -225,7 +276,7 @@ class Encoder(nn.Module):
         """As `step`, with what the last layer is given, [B, T, D'], after the memory."""
         x, new_state = x.reshape(*x.shape[:2], self.num_maps, self.num_bins).transpose(2, 3), []
         below = x
-        for layer, layer_state in zip((*self.grid, *self.stack), state, strict=True):
+        for layer, layer_state in zip(self.layers, state, strict=True):
             if layer is self.stack[0]:
                 x = x.flatten(2)
             below = x
@@ -236,9 +287,8 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor, num_valid: Tensor) -> tuple[Tensor, Tensor]:
         """Whole utterances; equals `step` from the initial state (and is tested to)."""
         x = x.reshape(*x.shape[:2], self.num_maps, self.num_bins).transpose(2, 3)
-        for layer in self.grid:
-            x, num_valid = layer(x, num_valid)
-        x = x.flatten(2)
-        for layer in self.stack:
+        for layer in self.layers:
+            if layer is self.stack[0]:
+                x = x.flatten(2)
             x, num_valid = layer(x, num_valid)
         return x * valid_mask(num_valid, x.shape[1])[..., None], num_valid

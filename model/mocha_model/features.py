@@ -33,11 +33,13 @@ class LogMel(nn.Module):
     window: Tensor
     mel: Tensor
 
-    def __init__(self, config: FeatureConfig) -> None:
+    def __init__(self, config: FeatureConfig, tail_samples: int | None = None) -> None:
+        """`tail_samples` of silence end whole utterances; those of `config` if not given."""
         super().__init__()
         if config.hop_samples > config.window_samples:
             raise ValueError("hop_samples must not exceed window_samples: samples would be lost")
         self.config = config
+        self.tail_samples = config.tail_samples if tail_samples is None else tail_samples
         self.framing = SlidingWindow(config.window_samples, config.hop_samples)
         mel = torchaudio.functional.melscale_fbanks(
             config.num_fft // 2 + 1,
@@ -90,7 +92,7 @@ class LogMel(nn.Module):
 
     def _with_tail(self, samples: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         samples = samples * valid_mask(num_samples, samples.shape[1])
-        return nn.functional.pad(samples, (0, self.config.tail_samples)), num_samples + self.config.tail_samples
+        return nn.functional.pad(samples, (0, self.tail_samples)), num_samples + self.tail_samples
 
     def _bands(self, samples: Tensor, num_frames: int) -> Tensor:
         """Frames [B, num_frames, num_bands] of samples that start at the first window."""

@@ -15,7 +15,7 @@ class SpeechModel(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.features = LogMel(config.features)
+        self.features = LogMel(config.features, config.tail_samples)
         self.encoder = Encoder(config.features.num_features, config.features.num_maps, config.encoder)
         self.ctc = nn.Linear(self.encoder.output_size, config.vocab_size)
         self.decoder = Decoder(config)

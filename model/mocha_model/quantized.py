@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mocha_model.encoder import Encoder, LSTMLayer, RecurrentState, next_state
+from mocha_model.encoder import Encoder, LookAhead, LSTMLayer, RecurrentState, next_state
 from mocha_model.streaming import is_uniform, where_rows
 
 LARGEST = 127  # of an integer; symmetric
@@ -176,9 +176,12 @@ class PreciseLayer(nn.Module):
 
 @torch.no_grad()
 def quantized(encoder: Encoder) -> Encoder:
-    """A copy of `encoder` whose LSTM layers are quantised, and what is below them precise. For streaming only."""
+    """A copy of `encoder` whose LSTM layers and look-ahead are quantised, what is below precise. For streaming only."""
     streaming = copy.deepcopy(encoder).eval()
     streaming.grid = nn.ModuleList(PreciseLayer(layer) for layer in streaming.grid)
+    for ahead in streaming.look_ahead:
+        assert isinstance(ahead, LookAhead) and isinstance(ahead.later, nn.Linear)
+        ahead.later = QuantizedLinear(ahead.later.weight, torch.zeros(ahead.size))
     layers = (QuantizedLSTMLayer(layer) if isinstance(layer, LSTMLayer) else layer for layer in streaming.stack)
     streaming.stack = nn.ModuleList(layers)
     return streaming

@@ -134,7 +134,8 @@ class Recognizer:
         self.phrases, self.calibration, self.file_calibration = phrases, calibration, file_calibration
         self._fusion = fusion or Fusion(())
         patience = beam.patience if isinstance(beam, JointConfig) else 0
-        self.patience_samples = patience * self.config.frame_samples  # after its frame, a character comes at the latest
+        ahead = self.config.encoder.look_ahead_frames if patience else 0
+        self.patience_samples = (patience + ahead) * self.frame_samples  # after its frame, a character comes by then
         self.least_evidence = beam.least_evidence if isinstance(beam, JointConfig) else -math.inf
         self.settles = settled is not None  # the text of a segment when it ends
         own = self._fusion.parts
@@ -179,13 +180,15 @@ class Recognizer:
 
         Characters are emitted when all prefixes agree on them, mostly at the end of a sentence, and 200 frames after
         their own at the latest; or, with `patience_s`, after so long, rounded down to whole frames, at the latest, and
-        before where they are likely enough. Greedy where there is no language model.
+        before where they are likely enough. The encoder's look-ahead is a part of that; one frame more is the least
+        there is. Greedy where there is no language model.
         """
         if (found := joint_search(self.config, self.tokenizer, width, language)) is None:
             return self._greedy()
         config, fusion = found
         if patience_s is not None:
-            config = live_joint(config, int(patience_s * self.sample_rate) // self.frame_samples)
+            frames = int(patience_s * self.sample_rate) // self.frame_samples
+            config = live_joint(config, max(1, frames - self.config.encoder.look_ahead_frames))
         parts = (self.model, self.tokenizer, self.provenance, config, fusion, self._joint_phrases(fusion))
         return Recognizer(*parts, self.file_calibration or self.calibration)
 
@@ -228,8 +231,13 @@ class Recognizer:
 
     @property
     def latency_samples(self) -> int:
-        """How far a frame's analysis window reaches beyond the frame's own start: all the look-ahead there is."""
+        """How far a frame's analysis window reaches beyond the frame's own start: after that its audio is complete."""
         return self.config.features.window_samples
+
+    @property
+    def look_ahead_samples(self) -> int:
+        """How much more the encoder hears before it puts out a frame."""
+        return self.config.encoder.look_ahead_frames * self.frame_samples
 
     @property
     def chunk_width(self) -> int:
@@ -276,7 +284,7 @@ class Recognizer:
     @torch.inference_mode()
     def flush(self, state: RecognizerState, rows: Tensor) -> tuple[list[list[Emission]], RecognizerState]:
         """End the audio of `rows` [B] bool: the silent tail, the zero context, and a fresh state for those rows."""
-        tail = torch.zeros(len(rows), self.config.features.tail_samples, device=rows.device)
+        tail = torch.zeros(len(rows), self.config.tail_samples, device=rows.device)
         emissions, state = self.step(tail, rows.long() * tail.shape[1], state)
         symbols, search = self._search.flush(rows, state.search)
         for row, more in enumerate(self._emissions(symbols, len(rows))):

@@ -38,7 +38,7 @@ def model_info(recognizer: Recognizer) -> ModelInfo:
     """What the outside needs to know of `recognizer`."""
     r = recognizer
     sizes = (r.sample_rate, r.frame_samples, r.latency_samples, r.chunk_width)
-    read = (r.patience_samples, r.least_evidence, r.settles)
+    read = (r.patience_samples, r.least_evidence, r.look_ahead_samples, r.settles)
     return ModelInfo(r.name, *sizes, r.calibration, r.file_calibration, *read)
 
 

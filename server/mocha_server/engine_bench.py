@@ -87,7 +87,8 @@ class _Voice:
                 if found and first_s is None:
                     first_s = now - self._sent_at[0]
                 for e in found:
-                    place = (e.frame * info.frame_samples + info.latency_samples - 1) // self._piece
+                    heard = e.frame * info.frame_samples + info.latency_samples + info.look_ahead_samples
+                    place = (heard - 1) // self._piece
                     lags.append(now - (self._sent_at[place] if place < len(self._sent_at) else self._finished_at))
                 frames += _frames(found)
         except EngineError as failure:

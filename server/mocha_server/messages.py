@@ -72,7 +72,10 @@ class Ready(_Message):
     model: str
     sample_rate: int = Field(description="Hz the model listens at")
     frame_ms: float
-    latency_ms: float = Field(description="look-ahead of the model")
+    latency_ms: float = Field(description="how far a frame's audio reaches beyond its start")
+    look_ahead_ms: float = Field(
+        0.0, description="of the model: a character is emitted so long after its frame's audio, at the earliest"
+    )
     chunk_width: int
     patience_ms: float = Field(0.0, description="after its frame, a character is emitted at the latest; 0 if greedily")
 

@@ -119,6 +119,7 @@ class Session:
             sample_rate=info.sample_rate,
             frame_ms=1000 * info.frame_s,
             latency_ms=1000 * info.latency_samples / info.sample_rate,
+            look_ahead_ms=1000 * info.look_ahead_samples / info.sample_rate,
             chunk_width=info.chunk_width,
             patience_ms=1000 * info.patience_samples / info.sample_rate,
         )

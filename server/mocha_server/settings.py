@@ -30,7 +30,10 @@ class Settings(BaseSettings):
         64, ge=0, le=512, description="hypotheses for live streams read with patience; 0 reads all of them greedily"
     )
     live_patience_ms: float = Field(
-        800.0, ge=80, le=10_000, description="of these: a character is emitted at most so long after its frame"
+        800.0,
+        ge=80,
+        le=10_000,
+        description="of these: a character is emitted at most so long after its frame, look-ahead included",
     )
     final_beam: int = Field(
         0,

@@ -27,6 +27,7 @@ class ModelInfo:
     settled_calibration: Calibration | None = None  # where a segment's text is settled when it ends
     patience_samples: int = 0  # after its frame, a character is emitted at the latest
     least_evidence: float = -math.inf  # of segments that are not passed over: see `SpeechGate`
+    look_ahead_samples: int = 0  # after its frame's audio is complete, a character is emitted at the earliest
     settles: bool = False  # whether other text may take the place of a segment's when it ends
 
     @property

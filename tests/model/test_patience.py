@@ -73,10 +73,13 @@ def test_no_hypothesis_holds_anything_back_for_longer(lively: Recognizer, kind: 
 
 
 def test_patience_is_given_in_seconds_and_counted_in_frames(bundled: Recognizer):
+    """Of which those that the encoder looks ahead are a part."""
     samples, frame_s = speech("weather", "suit"), bundled.frame_samples / bundled.sample_rate
-    found = {
-        frames: bundled.searching(4, patience_s=frames * frame_s).transcribe(samples) for frames in (2.01, 2.99, 12.01)
-    }
+    ahead = bundled.config.encoder.look_ahead_frames
+    patient = {frames: bundled.searching(4, patience_s=(ahead + frames) * frame_s) for frames in (2.01, 2.99, 12.01)}
+    assert patient[2.01].patience_samples == (ahead + 2) * bundled.frame_samples
+    found = {frames: recognizer.transcribe(samples) for frames, recognizer in patient.items()}
+    assert max(waits(bundled.searching(4, patience_s=0).transcribe(samples))) == 1
     unhurried = bundled.searching(4).transcribe(samples)
     assert max(waits(found[2.01])) == max(waits(found[2.99])) == 2
     assert 2 < max(waits(found[12.01])) <= 12 < max(waits(unhurried))

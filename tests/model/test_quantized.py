@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from tests.conftest import sound
+from tests.conftest import lively_recognizer, sound
 
 from mocha_model import quantized
+from mocha_model.config import tiny
 from mocha_model.encoder import LSTMLayer
 from mocha_model.quantized import LARGEST, QuantizedLinear, QuantizedLSTMLayer
 from mocha_model.recognizer import Recognizer
@@ -103,6 +104,20 @@ def test_a_layer_does_nearly_what_it_stands_for(projection_size: int | None):
         assert torch.equal(last.cell, after.cell)
         nothing, _, same = stream.step(x[:, :0], lengths * 0, before)
         assert nothing.shape == (3, 0, stream.out_size) and same is before
+
+
+def test_what_looks_ahead_is_of_integers_too():
+    encoder, x = lively_recognizer(tiny(30).with_look_ahead(2)).model.encoder, torch.randn(2, 30, 48)
+    lengths = torch.tensor([30, 17])
+    with torch.no_grad():
+        expected, num_expected, _ = encoder.step(x, lengths, encoder.init_state(2))
+        stream = quantized.quantized(encoder)
+        assert all(isinstance(ahead.later, QuantizedLinear) for ahead in stream.look_ahead)
+        y, num_valid, _ = stream.step(x, lengths, stream.init_state(2))
+    assert len(stream.look_ahead) and torch.equal(num_valid, num_expected)
+    for row, length in enumerate(num_valid):
+        torch.testing.assert_close(y[row, :length], expected[row, :length], atol=0.1, rtol=0.1)
+        assert not torch.equal(y[row, :length], expected[row, :length])
 
 
 @pytest.mark.parametrize("company", [1, 5])

@@ -40,9 +40,21 @@ def skipping() -> presets.ModelConfig:
     )
 
 
-@pytest.fixture(scope="module", params=["every kind of layer", "time reduction"])
+LOOKING_AHEAD = presets.EncoderConfig(
+    conv_channels=(), num_conv_lstm_layers=0, lstm_sizes=(24, 20, 16), projection_size=None, look_ahead=2
+)
+
+
+NETWORKS = {
+    "every kind of layer": lambda: None,
+    "looking ahead": lambda: presets.tiny(32).with_look_ahead(2),
+    "time reduction": skipping,
+}
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
 def lively(request: pytest.FixtureRequest) -> Recognizer:
-    return lively_recognizer(None if request.param == "every kind of layer" else skipping())
+    return lively_recognizer(NETWORKS[request.param]())
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +179,51 @@ def test_time_reductions_follow_layers_that_there_are():
     for after in ((0,), (4,), (1, 1)):
         with pytest.raises(ValueError, match="time_reduction_after"):
             presets.EncoderConfig(lstm_sizes=(8, 8, 8), time_reduction_after=after)
+
+
+def test_looking_ahead_adds_what_comes_later():
+    """Definition: layers on whole utterances; between them, to each item a linear map of the one two later."""
+    torch.manual_seed(0)
+    model = SpeechModel(presets.timit(30).model_copy(update={"encoder": LOOKING_AHEAD})).eval()
+    for ahead in model.encoder.look_ahead:
+        torch.nn.init.normal_(ahead.later.weight, std=0.3)
+    samples, lengths = audio(2)[:, :20_000], torch.tensor([20_000, 7_000])
+    with torch.no_grad():
+        frames, num_frames = model.features(samples, lengths)
+        memory, num_memory = model.encode(frames, num_frames)
+        stepped, below, num_out, _ = model.encoder.step_both(frames, num_frames, model.encoder.init_state(2))
+        first, second, third = (layer.lstm for layer in model.encoder.stack if isinstance(layer, LSTMLayer))
+        after_first, after_second = (ahead.later.weight for ahead in model.encoder.look_ahead)
+        for row, length in enumerate(num_frames.tolist()):
+            x = first(frames[row, :length].view(length, 3, 41).transpose(1, 2).flatten(1))[0]
+            x = second(x[:-2] + x[2:] @ after_first.t())[0]
+            x = x[:-2] + x[2:] @ after_second.t()
+            expected = third(x)[0]
+            assert len(expected) == length - 4 == num_memory[row] == num_out[row]
+            torch.testing.assert_close(memory[row, : length - 4], expected)
+            torch.testing.assert_close(stepped[row, : length - 4], expected)
+            torch.testing.assert_close(below[row, : length - 4], x)
+
+
+def test_who_looks_ahead_still_hears_the_end():
+    """As many frames as without, since silence follows; and those of less than the look-ahead are none at all."""
+    found = []
+    for frames in (0, 3):
+        config = presets.small(30).with_look_ahead(frames)
+        assert config.encoder.look_ahead_frames == 2 * frames
+        model = SpeechModel(config).eval()
+        _, num_memory = model.encode(*model.features(audio(1), torch.tensor([NUM_SAMPLES])))
+        found += num_memory.tolist()
+        recognizer = Recognizer(model, Tokenizer.from_texts(["abcdefghijklmnopqrstuvwxyz"]))
+        assert recognizer.look_ahead_samples == 2 * frames * 640
+    assert found[0] == found[1] > 60
+    memory, num_memory = model.encoder(torch.randn(1, 20, 80), torch.tensor([20]))
+    assert memory.shape == (1, 0, 320) and num_memory.tolist() == [0]
+
+
+def test_networks_that_skip_states_do_not_look_ahead():
+    with pytest.raises(ValueError, match="look_ahead"):
+        presets.timit(30).with_look_ahead(2)
 
 
 def test_features_have_energy_and_are_standardised_with_their_differences():

@@ -40,6 +40,11 @@ def test_ready_tells_the_models_sizes():
     assert ready == Ready(session="s1", model="test", sample_rate=16_000, frame_ms=40, latency_ms=25, chunk_width=4)
 
 
+def test_ready_tells_how_far_the_recogniser_looks_ahead():
+    (ready,) = Session("s1", replace(INFO, look_ahead_samples=3_200)).receive('{"type":"start"}').messages
+    assert isinstance(ready, Ready) and (ready.latency_ms, ready.look_ahead_ms) == (25, 200)
+
+
 def test_ready_tells_how_patient_the_recogniser_is():
     (ready,) = Session("s1", replace(INFO, patience_samples=8_000)).receive('{"type":"start"}').messages
     assert isinstance(ready, Ready) and ready.patience_ms == 500

@@ -517,6 +517,27 @@ def test_a_grown_network_computes_what_the_small_one_does_and_its_new_units_lear
     assert heard in changed and new_inputs.numel() and new_inputs.abs().max() > 0
 
 
+def test_a_network_that_begins_to_look_ahead_computes_what_it_did_and_learns_to(corpus: Corpus, tmp_path: Path):
+    trainer = make_trainer(corpus, tmp_path, steps=3, learning_rate=1e-2, attention="path")
+    model = trainer.model.eval()
+    ahead = grown(model, model.config.with_look_ahead(2))
+    batch = next(iter(trainer._loader()))
+    with torch.no_grad():
+        (old, num_old), (new, num_new) = (
+            network.encode(*network.features(batch.samples, batch.num_samples)) for network in (model, ahead)
+        )
+        for row, length in enumerate(torch.minimum(num_old, num_new).tolist()):
+            torch.testing.assert_close(new[row, :length], old[row, :length])
+    assert (num_old - num_new).abs().max() <= 1, "the tail is longer by as much as they wait"
+    after = Trainer(trainer.config, ahead, trainer.tokenizer, trainer.augmenter, None, tmp_path / "ahead")
+    for _ in range(3):
+        after.train_step(batch)
+    assert all(layer.later.weight.abs().max() > 0 for layer in ahead.encoder.look_ahead)
+    for frames in (0, 1):
+        with pytest.raises(ValueError, match="can only be grown"):
+            grown(ahead, ahead.config.with_look_ahead(frames))
+
+
 def test_networks_are_grown_in_the_widths_of_lstm_layers_alone():
     model = SpeechModel(tiny(30))
     encoder, resized = model.config.encoder, tiny(30).model_copy
@@ -861,6 +882,7 @@ def test_latency_counts_only_matching_symbols():
 
     emissions = [Emission(c, f, 0.9, 0.9, False, ()) for c, f in (("a", 5), ("x", 6), ("c", 12))]
     assert symbol_latencies(emissions, ["a", "b", "c"], [3, 5, 9], 40.0) == (80.0, 120.0)
+    assert symbol_latencies(emissions, ["a", "b", "c"], [3, 5, 9], 40.0, ahead=6) == (320.0, 360.0)
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,9 @@ def started(init: Path, config: TrainConfig, preset: Preset | None) -> Checkpoin
 def _told(model: ModelConfig, otherwise: ModelConfig, config: TrainConfig) -> ModelConfig:
     """`model`, with what no weight depends on as `config` tells, or as `otherwise` has it."""
     dropout = otherwise.encoder.dropout if config.dropout is None else config.dropout
-    return model.with_dropout(dropout).with_hop(config.hop_samples or otherwise.features.hop_samples)
+    ahead = otherwise.encoder.look_ahead if config.look_ahead is None else config.look_ahead
+    hop = config.hop_samples or otherwise.features.hop_samples
+    return model.with_dropout(dropout).with_hop(hop).with_look_ahead(ahead)
 
 
 def _searched(model: ModelConfig, config: TrainConfig) -> ModelConfig:

@@ -23,6 +23,11 @@ class TrainConfig(BaseModel):
     dropout: float | None = Field(
         None, ge=0, lt=1, description="after each LSTM layer of the encoder; None for the network's"
     )
+    look_ahead: int | None = Field(
+        None,
+        ge=0,
+        description="frames after each LSTM layer but the last that what follows hears; None for the network's",
+    )
     hop_samples: int | None = Field(
         None, gt=0, description="between frames of features, which no weight depends on; None for the network's"
     )

@@ -66,9 +66,12 @@ def plain(tokenizer: Tokenizer, ids: list[int]) -> str:
 
 
 def symbol_latencies(
-    emissions: list[Emission], reference: list[str], boundaries: list[int], frame_ms: float
+    emissions: list[Emission], reference: list[str], boundaries: list[int], frame_ms: float, ahead: int = 0
 ) -> tuple[float, ...]:
-    """Emission frame minus CTC end frame, in ms, of the symbols that hypothesis and reference share; no spaces."""
+    """Emission frame minus CTC end frame, in ms, of the symbols that hypothesis and reference share; no spaces.
+
+    With the frames `ahead` that the encoder hears before it puts out each.
+    """
     spoken = [e for e in emissions if not e.end_of_segment]
     hypothesis = [e.text.strip() or e.text for e in spoken]
     late = []
@@ -79,7 +82,7 @@ def symbol_latencies(
             known = spoken[h].certain
             certain = spoken[h].frame if known is None else known
             if reference[r] != " " and boundaries[r] >= 0:
-                late.append((certain - boundaries[r]) * frame_ms)
+                late.append((certain + ahead - boundaries[r]) * frame_ms)
     return tuple(late)
 
 
@@ -145,7 +148,7 @@ def transcribe_corpus(
             ctc_text = collapse(log_probs[row, : int(num_frames[row])].argmax(1), tokenizer)
             symbols = split_text(u.text, tokenizer.units)
             live = [e for e in read.emissions[row] if not e.revises]
-            late = symbol_latencies(live, symbols, ends[row].tolist(), frame_ms)
+            late = symbol_latencies(live, symbols, ends[row].tolist(), frame_ms, model.config.encoder.look_ahead_frames)
             assembler = WordAssembler(frame_ms / 1000)
             words = [word for emission in final(read.emissions[row]) for word in assembler.push(emission)]
             sure = tuple(math.log(word.confidence) for word in words)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from mocha_model.encoder import LSTMLayer
+from mocha_model.encoder import LookAhead, LSTMLayer
 from mocha_model.model import SpeechModel
 from mocha_model.pronunciation import pronounce
 from mocha_model.tokenizer import Tokenizer
@@ -21,7 +21,7 @@ ALONE_STEPS = 100  # what it asks of the encoder before that is noise, and more 
 
 
 class PhoneBranch(nn.Module):
-    """CTC over phones of what the layer below the encoder's last puts out.
+    """CTC over phones of what the encoder's last layer is given.
 
     Attributes:
         phones: what label n + 1 stands for.
@@ -38,7 +38,7 @@ class PhoneBranch(nn.Module):
         Raises PronunciationError, or ValueError for a network.
         """
         super().__init__()
-        layers = [layer for layer in model.encoder.stack if isinstance(layer, LSTMLayer)]
+        layers = [layer for layer in model.encoder.layers if isinstance(layer, LSTMLayer | LookAhead)]
         if len(layers) < 2:
             raise ValueError("a branch of phones is below the last of at least two layers")
         self.tokenizer = tokenizer
@@ -48,7 +48,7 @@ class PhoneBranch(nn.Module):
         self.numbers = {word: [number[phone] for phone in phones] for word, phones in said.items() if phones}
         rows = ([n for word in text.split() for n in self.numbers.get(word, [])] for text in texts)
         self.bigrams = phone_bigrams(rows, len(self.phones))
-        self.output = nn.Linear(layers[-2].out_size, len(self.phones) + 1)
+        self.output = nn.Linear(model.config.encoder.size_below, len(self.phones) + 1)
         nn.init.zeros_(self.output.weight)
         self.begins_alone = model.phones is None
         if keep:

@@ -197,8 +197,20 @@ def rewarded() -> TrainConfig:
     return paused().model_copy(update=changes)
 
 
+def ahead() -> TrainConfig:
+    """More of `paused`, with --init: the encoder looks ahead, and the same recordings are heard as more voices.
+
+    For a GPU: docs/experiments.md, "Looking ahead".
+    """
+    augment = paused().augment.model_copy(
+        update={"music_probability": 0.2, "codec_probability": 0.03, "speed_range": 0.15, "vocal_tract_range": 0.2}
+    )
+    changes = {"look_ahead": 3, "dropout": 0.25, "spec_augment_from": 0.0, "augment": augment, "seed": 112}
+    return paused().model_copy(update=changes | {"learning_rate": 2e-3, "warmup_steps": 60, "batch_seconds": 2400})
+
+
 def discriminative() -> TrainConfig:
-    """The CTC head alone, after `rewarded`, with --init: it learns to tell each transcript from all other texts.
+    """The CTC head alone, after `ahead`, with --init: it learns to tell each transcript from all other texts.
 
     For searches with a language model (docs/experiments.md, "Told from all other texts"); minutes are enough. What the
     encoder knows by heart it will not know of others, so it is made to hear worse meanwhile: more dropout, wider masks.
@@ -297,6 +309,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "accented": accented,
     "paused": paused,
     "rewarded": rewarded,
+    "ahead": ahead,
     "discriminative": discriminative,
     "sounds": sounds,
     "plain": plain,

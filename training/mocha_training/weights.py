@@ -67,25 +67,28 @@ def draw_weights(model: SpeechModel, config: InitConfig) -> None:
 
 @torch.no_grad()
 def grown(model: SpeechModel, config: ModelConfig) -> SpeechModel:
-    """A network of `config`, with wider LSTM layers, that computes what `model` does: for training to go on from.
+    """A network of `config`, wider or looking ahead, that computes what `model` does: for training to go on from.
 
     The units added have first weights from torch's global random state, and none of the old ones hears them: those
-    weights are 0 (Net2Net, Chen et al. 2016, copies units instead). In evaluation mode.
+    weights are 0 (Net2Net, Chen et al. 2016, copies units instead), as are all of a look-ahead. In evaluation mode.
 
     Raises:
-        ValueError: `config` is not `model`'s but for dropout, wider LSTM layers with wider projections, how it is
-            searched and, in `config`, no head of phones.
+        ValueError: `config` is not `model`'s but for dropout, wider LSTM layers with wider projections, a look-ahead
+            where there was none, how it is searched and, in `config`, no head of phones.
 
     """
-    may_differ = ("lstm_sizes", "projection_size")
+    may_differ = ["lstm_sizes", "projection_size"]
+    if not model.config.encoder.look_ahead:
+        may_differ.append("look_ahead")
     changes = {name: getattr(config.encoder, name) for name in may_differ}
     same = model.config.model_copy(update={"encoder": model.config.encoder.model_copy(update=changes)})
     wider = SpeechModel(config).eval()
     old, new = model.state_dict(), wider.state_dict()
     if not config.phones:
         old = {name: kept for name, kept in old.items() if not name.startswith("phones.")}
-    if same.network() != config.network() or old.keys() != new.keys():
-        raise ValueError("a network can only be grown in the widths of its LSTM layers")
+    added = {name for name in new if name.startswith("encoder.look_ahead.")}
+    if same.network() != config.network() or old.keys() | added != new.keys():
+        raise ValueError("a network can only be grown in the widths of its LSTM layers, and by a look-ahead")
     for name, kept in old.items():
         gates = 4 if ".lstm." in name else 1  # whose rows follow one another in an LSTM's weights
         target, source = (t.reshape(gates, -1, *t.shape[1:]) for t in (new[name], kept))

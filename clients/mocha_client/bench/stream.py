@@ -57,7 +57,7 @@ class LoadStream(asyncio.Protocol):
         self._sent_at: list[float] = []
         self._due, self._paced = 0.0, True
         self._finished_at: float | None = None
-        self._connected = False
+        self._connected, self._ahead_s = False, 0.0
 
     async def connect(self, timeout_s: float) -> bool:
         """Open the stream; whether the server admitted it (if not, `measured` says why)."""
@@ -124,6 +124,7 @@ class LoadStream(asyncio.Protocol):
         if kind == "text":
             self._text(message["characters"], now)
         elif kind == "ready":
+            self._ahead_s = message.get("look_ahead_ms", 0.0) / 1000
             self.ready.set_result(None)
         elif kind == "end":
             assert self._finished_at is not None
@@ -139,8 +140,8 @@ class LoadStream(asyncio.Protocol):
         if measured.first_s is None and self._sent_at:
             measured.first_s = now - self._sent_at[0]
         for character in characters:
-            complete_s = float(character["time"])  # type: ignore[arg-type]
-            piece = int(complete_s / piece_s - 1e-6)  # the piece with the last sample of the frame
+            heard_s = float(character["time"]) + self._ahead_s  # type: ignore[arg-type]
+            piece = int(heard_s / piece_s - 1e-6)  # the piece with the last sample that the frame needs
             known = piece < len(self._sent_at)
             if known or self._finished_at is not None:  # frames after the last piece were completed by finish
                 measured.lags_s.append(now - (self._sent_at[piece] if known else self._finished_at or now))

@@ -22,6 +22,7 @@ export interface Ready {
   frame_ms: number;
   /** Look-ahead of the model. */
   latency_ms: number;
+  look_ahead_ms: number;
   chunk_width: number;
   /** After its frame, a character is emitted at the latest; 0 if greedily. */
   patience_ms: number;
