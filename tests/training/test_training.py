@@ -549,14 +549,18 @@ def test_networks_are_grown_in_the_widths_of_lstm_layers_alone():
             grown(model, changed)
 
 
-def test_train_grows_a_checkpoint(manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("more", "size", "ahead"), [((), "6.79", 0), (("--set", "look_ahead=2"), "7.20", 2)])
+def test_train_grows_a_checkpoint(
+    more: tuple[str, ...], size: str, ahead: int, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("MOCHA_CACHE", str(tmp_path / "cache"))
     tokenizer, first = load_checkpoint().tokenizer, tmp_path / "small.safetensors"
     save_checkpoint(first, SpeechModel(small(tokenizer.vocab_size)), tokenizer, {"steps": 7})
     options = ("--recipe", "plain", "--steps", 1, "--device", "cpu", "--init", first, "--preset", "medium")
-    status, output = said("train", *options, "--data", manifest.parent, "--out", tmp_path / "run")
-    assert status == 0 and "6.79 M parameters" in output
+    status, output = said("train", *options, *more, "--data", manifest.parent, "--out", tmp_path / "run")
+    assert status == 0 and f"{size} M parameters" in output
     last = load_checkpoint(tmp_path / "run" / "final.safetensors")
+    assert last.config.encoder.look_ahead == ahead
     assert last.config.encoder.lstm_sizes == (448, 448, 448) and last.provenance["started_from"]["steps"] == 7
 
 
