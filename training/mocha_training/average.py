@@ -2,18 +2,21 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from mocha_model.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from mocha_model.checkpoint import Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
 from mocha_model.model import SpeechModel
+from mocha_training.weights import grown
 
 
 def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
     """Write the mean of the floating-point tensors of `paths` to `target`, compact; the rest is the last one's.
 
-    It has a head of phones if all have one; what one lacks of the phones of that with most is there as in that one.
+    It has a head of phones if all have one; what one lacks of the phones of that with most is there as in that one. It
+    looks ahead if one does, and the others are grown to.
 
     Raises:
         CheckpointError: there is nothing to average, the checkpoints differ in configuration (by more than dropout in
@@ -21,7 +24,7 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
             weight of the mean is not a number of float16.
 
     """
-    loaded = [load_checkpoint(path) for path in paths]
+    loaded = _looking_ahead_alike([load_checkpoint(path) for path in paths])
     if not loaded or any(c.config.network() != loaded[-1].config.network() for c in loaded):
         raise CheckpointError("averaging needs checkpoints of one configuration")
     if len({(c.tokenizer.units, c.tokenizer.symbols) for c in loaded}) > 1:
@@ -36,6 +39,18 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
         }
     )
     save_checkpoint(target, last.model, last.tokenizer, last.provenance | {"averaged": len(loaded)}, compact=True)
+
+
+def _looking_ahead_alike(loaded: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Those that do not look ahead grown to what one of the others does, by which they compute what they did."""
+    most = max((c.config.encoder.look_ahead for c in loaded), default=0)
+    alike = []
+    for c in loaded:
+        if most and not c.config.encoder.look_ahead:
+            model = grown(c.model, c.config.with_look_ahead(most))
+            c = replace(c, model=model, config=model.config)
+        alike.append(c)
+    return alike
 
 
 def _share_phones(models: Sequence[SpeechModel]) -> None:

@@ -20,8 +20,9 @@ export interface Ready {
   /** Hz the model listens at. */
   sample_rate: number;
   frame_ms: number;
-  /** Look-ahead of the model. */
+  /** How far a frame's audio reaches beyond its start. */
   latency_ms: number;
+  /** After that, a character is emitted at the earliest. */
   look_ahead_ms: number;
   chunk_width: number;
   /** After its frame, a character is emitted at the latest; 0 if greedily. */
