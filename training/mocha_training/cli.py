@@ -275,8 +275,9 @@ def synthesize(
     out: Annotated[Path, typer.Option(help="directory for train.jsonl and its shards, which `train --data` takes")],
     max_characters: Annotated[int, typer.Option(help="longer sentences are left out")] = 140,
     kokoro: Annotated[Path | None, typer.Option(envvar="MOCHA_KOKORO", help="its directory (docs/recipes.md)")] = None,
+    piper: Annotated[Path | None, typer.Option(envvar="MOCHA_PIPER", help="its voices (docs/recipes.md)")] = None,
     program: Annotated[list[Program] | None, typer.Option(help="whose voices read, else all; may be repeated")] = None,
-    seed: Annotated[int, typer.Option(help="the same seed and voices give the same speech")] = 0,
+    seed: Annotated[int, typer.Option(help="the same seed and voices give the same speech (not Piper's)")] = 0,
     held_out: HeldOut = None,
 ) -> None:
     """Read text aloud with every free English voice that is installed; of more text, what brings the most words.
@@ -284,7 +285,7 @@ def synthesize(
     The first sentence with a number or an abbreviation takes a minute: the grammars are compiled, once.
     """
     try:
-        voices = synthesis.find_voices(kokoro, program or ())
+        voices = synthesis.find_voices(kokoro, program or (), piper)
         seen = language.seen_in(_transcripts(held_out))
         short = (line for line in language.read_lines(text) if line and len(line) <= max_characters)
         sentences = [line for line in short if not seen(line)]

@@ -1,8 +1,8 @@
 """Speech from text alone: every free English voice on the machine reads sentences into shards that `train` takes.
 
-The voices are programs (`voices`) and networks (`neural_voices`), found when asked for. Rate and pitch vary: a voice
-is asked to speak slower or faster, and its samples are then played faster or slower, which moves its pitch and formants
-as a shorter or longer vocal tract would. Knows nothing of recognisers.
+The voices are programs (`voices`) and networks (`neural_voices`, `piper_voices`), found when asked for. Rate and pitch
+vary: a voice is asked to speak slower or faster, and its samples are then played faster or slower, which moves its
+pitch and formants as a shorter or longer vocal tract would. Knows nothing of recognisers.
 """
 
 import heapq
@@ -30,6 +30,7 @@ from mocha_model.tokenizer import normalize_text
 from mocha_training.data import cache_directory
 from mocha_training.distortion import Audio, change_speed
 from mocha_training.neural_voices import Kokoro, hibari_voices, kokoro_voices
+from mocha_training.piper_voices import piper_voices
 from mocha_training.voices import PACKAGES, Program, SynthesisError, Voice, program_voices
 
 if TYPE_CHECKING:
@@ -47,20 +48,24 @@ READABLE = re.compile(r"[A-Za-z\s.,;:!?'\"()\u2018\u2019\u201c\u201d\u2013\u2014
 PLAIN = re.compile(r"[A-Za-z\s,;:!?'\"()\u2018\u2019\u201c\u201d\u2013\u2014-]*\.?[\"\u201d\u2019']?\s*")
 
 
-def find_voices(kokoro: Path | None = None, programs: Collection[Program] = ()) -> list[Voice]:
-    """Every English voice that is installed, and those of Kokoro in the directory `kokoro`; of `programs`, if any.
+def find_voices(
+    kokoro: Path | None = None, programs: Collection[Program] = (), piper: Path | None = None
+) -> list[Voice]:
+    """Every English voice that is installed, or in the directories `kokoro` and `piper`; of `programs`, if any.
 
     Raises SynthesisError where there is none.
     """
     voices: list[Voice] = [*program_voices(), *hibari_voices()]
     if kokoro is not None:
         voices += kokoro_voices(Kokoro(kokoro))
+    if piper is not None:
+        voices += piper_voices(piper)
     voices = [v for v in voices if not programs or v.program in programs]
     if not voices:
         wanted = f" of {', '.join(programs)}" if programs else ""
         raise SynthesisError(
             f"no voice{wanted} is installed; Debian has some in the packages {PACKAGES}, PyPI one in hibari-tts; "
-            "docs/recipes.md says where Kokoro's are"
+            "docs/recipes.md says where Kokoro's and Piper's are"
         )
     return voices
 
@@ -197,9 +202,9 @@ def synthesize(
 ) -> int:
     """Write ``train.jsonl`` and its tar shards, at least `hours` of speech; gives the number of utterances.
 
-    The same arguments and programs give the same speech. `progress` is told the seconds that each utterance adds.
-    What is `left_out` is not spoken (see `plan`). A voice that fails on a sentence is passed over, and ten of them in a
-    row are an error. What was spoken before an error or an interruption stays, and can be read.
+    The same arguments and programs give the same speech, but for voices of Piper. `progress` is told the seconds that
+    each utterance adds. What is `left_out` is not spoken (see `plan`). A voice that fails on a sentence is passed over,
+    and ten of them in a row are an error. What was spoken before an error or an interruption stays, and can be read.
 
     Raises:
         SynthesisError: there are no voices, or they do not speak.

@@ -1,6 +1,6 @@
 """The free English voices that are programs (espeak-ng, flite, festival), found when asked for.
 
-Knows nothing of sentences, or of voices that are networks (`neural_voices`).
+Knows nothing of sentences, or of voices that are networks (`neural_voices`, `piper_voices`).
 """
 
 import shutil
@@ -31,6 +31,7 @@ class Program(StrEnum):
     FESTIVAL = "festival"
     HIBARI = "hibari"
     KOKORO = "kokoro"
+    PIPER = "piper"
 
 
 class SynthesisError(RuntimeError):
@@ -38,7 +39,7 @@ class SynthesisError(RuntimeError):
 
 
 class Voice(Protocol):
-    """Whoever reads aloud; the same voice reads the same text at the same rate alike."""
+    """Whoever reads aloud; the same voice reads the same text at the same rate alike, but for Piper's."""
 
     @property
     def program(self) -> Program:
