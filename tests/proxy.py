@@ -5,10 +5,12 @@ from types import TracebackType
 
 
 class Proxy:
-    def __init__(self, port: int) -> None:
-        self.target = port
+    def __init__(self, port: int, stall_after: int | None = None) -> None:
+        """The first connection takes nothing from its client after so many bytes, and stays open."""
+        self.target, self._stall_after = port, stall_after
         self.port = 0
         self.num_connections = 0
+        self._cut = asyncio.Event()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -30,6 +32,7 @@ class Proxy:
 
     def cut(self) -> None:
         """Break every connection, whatever is on its way."""
+        self._cut.set()
         for writer in self._writers:
             writer.transport.abort()
 
@@ -42,16 +45,22 @@ class Proxy:
             return
         self.num_connections += 1
         self._writers |= {writer, up_writer}
-        await asyncio.gather(_pipe(reader, up_writer), _pipe(up_reader, writer))
+        bytes_up, self._stall_after = self._stall_after, None
+        await asyncio.gather(self._pipe(reader, up_writer, bytes_up), self._pipe(up_reader, writer))
         self._writers -= {writer, up_writer}
 
-
-async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(1 << 16):
-            writer.write(data)
-            await writer.drain()
-    except OSError:
-        pass
-    finally:
-        writer.close()
+    async def _pipe(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stall_after: int | None = None
+    ) -> None:
+        passed = 0
+        try:
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+                passed += len(data)
+                if stall_after is not None and passed > stall_after:
+                    await self._cut.wait()
+        except OSError:
+            pass
+        finally:
+            writer.close()

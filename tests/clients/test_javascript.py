@@ -160,6 +160,52 @@ async def test_errors_are_typed(lively_server: Any, make_server: Any, lively: An
             assert "does not know" in (await failure(f"ws://127.0.0.1:{port}/"))["message"]
 
 
+async def test_a_connection_that_takes_nothing_any_more_is_replaced(lively_server: Any, tmp_path: Path):
+    silence = tmp_path / "silence.raw"
+    silence.write_bytes(bytes(1 << 25))  # more than sockets hold on their way
+    async with Proxy(lively_server.port, stall_after=100_000) as proxy:
+        done = await run(STALL, proxy.url, str(silence))
+        assert proxy.num_connections > 1
+    assert done == ["reconnected"]
+
+
+STALL = """
+const [module, address, path] = process.argv.slice(1);
+const { StreamingClient } = await import(module);
+const client = new StreamingClient(address);
+await client.open();
+const audio = (await import("node:fs")).readFileSync(path);
+client.send(audio).catch(() => {}); // it is closed before all is sent
+for await (const { type } of client) if (type === "reconnected") break;
+console.log("reconnected");
+process.exit(); // at once, though audio waits in the new connection
+"""
+
+
+async def test_a_client_may_be_closed_before_it_is_open(lively_server: Any):
+    program = """
+        const [module, address] = process.argv.slice(1);
+        const { StreamingClient, StreamError } = await import(module);
+        const client = new StreamingClient(address);
+        const opening = client.open().catch((error) => error);
+        client.close();
+        const error = await opening;
+        console.log(error instanceof StreamError, error.message);
+        const wrong = await new StreamingClient("nonsense").open().catch((error) => error);
+        console.log(wrong instanceof StreamError);
+    """
+    assert await run(program, lively_server.url) == ["true the client was closed", "true"]
+
+
+async def run(program: str, *arguments: str) -> list[str]:
+    """The lines that a program prints until it ends by itself."""
+    command = [*NODE, "--input-type=module", "-e", program, MODULE.as_uri(), *arguments]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    printed, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0
+    return printed.decode().splitlines()
+
+
 async def say(messages: list[str], socket: ServerConnection) -> None:
     for message in messages:
         await socket.send(message)

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import shutil
+import wave
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from mocha_server.subtitles import srt, vtt
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SIZES = {"desktop": ViewportSize(width=1100, height=800), "phone": ViewportSize(width=360, height=700)}
+SOME_TEXT = re.compile(r"\w{3}")
 SLOW_MS = 60_000  # a guard against hanging, no measure
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium binary to drive the page")
@@ -42,8 +44,9 @@ async def open_page(lively_server: Any) -> AsyncIterator[Opener]:
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
 
-        async def opened(size: str = "desktop", server: Any = lively_server, **options: Any) -> Page:
+        async def opened(size: str = "desktop", server: Any = lively_server, script: str = "", **options: Any) -> Page:
             page = await browser.new_page(viewport=SIZES[size], **options)
+            await page.add_init_script(script)
             page.set_default_timeout(SLOW_MS)
             page.on("pageerror", lambda error: problems.append(str(error)))
             page.on("console", lambda m: problems.append(m.text) if m.type in ("error", "warning") else None)
@@ -69,11 +72,10 @@ async def no_serious_finding(page: Page) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 async def test_microphone(open_page: Opener, size: str):
-    some_text = re.compile(r"\w{3}")
     page = await open_page(size)
     await page.click("#microphone")
     await expect(page.locator("#status")).to_have_text("Listening.")
-    await expect(page.locator("#text")).to_have_text(some_text)
+    await expect(page.locator("#text")).to_have_text(SOME_TEXT)
     await expect(page.locator("#lag-text")).to_have_text(re.compile(r"\d+ m?s"))
     marks, seconds = await page.evaluate("import('./app.js').then(({ strip }) => [strip.numMarks, strip.seconds])")
     assert marks >= 3 and seconds > 0
@@ -86,7 +88,7 @@ async def test_microphone(open_page: Opener, size: str):
     await page.keyboard.press("Escape")
     await page.click("#microphone")
     await expect(page.locator("#status")).to_contain_text("Finished")
-    await expect(page.locator("#text")).to_have_text(some_text)
+    await expect(page.locator("#text")).to_have_text(SOME_TEXT)
 
 
 @pytest.fixture(scope="module")
@@ -258,3 +260,91 @@ async def test_policy_allows_nothing_from_elsewhere(open_page: Opener, lively_se
     refusals: list[str] = open_page.problems  # type: ignore[attr-defined]
     assert refusals and all("Content Security Policy" in refusal for refusal in refusals)
     refusals.clear()
+
+
+async def test_files_are_read_whole_one_after_the_other(open_page: Opener, expected: list[Any]):
+    page = await open_page()
+    text = " ".join(e.text for e in expected if isinstance(e, Segment))
+    await page.set_input_files("#file", [FIXTURES / "weather.wav"] * 2)
+    await page.set_input_files("#file", FIXTURES / "weather.wav")
+    whole = " ".join([text] * 3)
+    shown = "(text) => document.querySelector('#text').innerText.trim().split(/\\s+/).join(' ') === text"
+    await page.wait_for_function(shown, arg=whole)
+    await expect(page.locator("#status")).to_contain_text("s heard")
+    await expect(page.locator("#microphone")).to_have_text("Start microphone")
+
+
+async def test_a_file_can_be_stopped(open_page: Opener, clip: Any, tmp_path: Path):
+    with wave.open(str(tmp_path / "long.wav"), "wb") as file:
+        file.setparams((1, 2, 16_000, 0, "NONE", ""))
+        file.writeframes(np.tile(clip, 40).tobytes())
+    page = await open_page()
+    await page.set_input_files("#file", tmp_path / "long.wav")
+    await expect(page.locator("#text")).to_have_text(SOME_TEXT)
+    await page.click("text=Stop reading")
+    await expect(page.locator("#status")).to_contain_text("s heard")
+    heard = re.search(r"Finished: ([\d.]+) s heard", await page.inner_text("#status"))
+    assert heard and float(heard[1]) < 40 * len(clip) / 16_000 - 1
+    await hear_file(page)  # and another read
+
+
+async def test_what_is_cleared_does_not_come_back(open_page: Opener, clip: Any, tmp_path: Path):
+    page = await open_page()
+    await page.click("#microphone")
+    await expect(page.locator("#text")).to_have_text(SOME_TEXT)
+    await page.click("#clear")
+    cleared = await page.evaluate("import('./app.js').then(({ strip }) => strip.heard)")
+    await expect(page.locator("#text")).to_have_text(SOME_TEXT)
+    await page.click("#microphone")
+    await expect(page.locator("#status")).to_contain_text("s heard")
+    cues = await page.evaluate("import('./app.js').then(({ transcript }) => transcript.as('vtt'))")
+    starts = [60 * int(m) + float(s) for m, s in re.findall(r"^\d\d:(\d\d):([\d.]+) -->", cues, re.MULTILINE)]
+    assert starts and min(starts) > cleared - 1, "until it is clicked a second may be heard"
+    assert (await page.inner_text("#text")).split() == re.sub(r"(?m)^WEBVTT|^\d\d:.*$", "", cues).split()
+
+
+GIVEN = """
+    window.given = [];
+    const ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+    navigator.mediaDevices.getUserMedia = async (wanted) => {
+        if (window.none) throw new DOMException("", "NotFoundError");
+        window.given.push(await ask(wanted));
+        return window.given.at(-1);
+    };
+    window.unplug = () => window.given.at(-1).getTracks()[0].dispatchEvent(new Event("ended"));
+"""
+
+
+async def test_a_microphone_that_is_gone_gives_way_to_another(open_page: Opener):
+    page = await open_page(script=GIVEN)
+    await page.click("#microphone")
+    await expect(page.locator("#status")).to_have_text("Listening.")
+    await page.evaluate("unplug()")
+    await page.wait_for_function("given.length === 2")
+    await expect(page.locator("#text")).to_have_text(SOME_TEXT)
+    await expect(page.locator("#microphone")).to_have_text("Stop microphone")
+    await page.evaluate("none = true, unplug()")
+    await expect(page.locator("#status")).to_have_text(re.compile(r"The microphone is gone. Finished: [\d.]+ s heard."))
+    await expect(page.locator("#microphone")).to_have_text("Start microphone")
+    await page.click("#microphone")
+    await expect(page.locator("#status")).to_have_text("There is no microphone.")
+
+
+async def test_a_device_that_is_faster_than_the_server_takes(open_page: Opener):
+    rate = "constructor(options) { super(options ?? { sampleRate: 96000 }); }"
+    page = await open_page(script=f"const Usual = AudioContext; AudioContext = class extends Usual {{ {rate} }};")
+    await page.click("#microphone")
+    await expect(page.locator("#text")).to_have_text(SOME_TEXT)
+
+
+async def test_without_a_clipboard_it_says_what_to_do(open_page: Opener):
+    page = await open_page(script="Object.defineProperty(Navigator.prototype, 'clipboard', { value: undefined });")
+    await page.click("#copy")
+    await expect(page.locator("#status")).to_contain_text("take txt")
+
+
+async def test_hours_of_listening_fit_a_small_screen(open_page: Opener):
+    page = await open_page("phone")
+    await page.set_viewport_size({"width": 320, "height": 600})
+    await page.evaluate("heard.textContent = '10:00:00', document.getElementById('lag-text').textContent = '9999 ms'")
+    assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")

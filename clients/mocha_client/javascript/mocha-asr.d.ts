@@ -125,6 +125,8 @@ export class StreamingClient implements AsyncIterable<StreamEvent> {
   readonly warnings: Warning[];
   /** Bytes that were sent and have not left this machine. */
   readonly waitingBytes: number;
+  /** Whether the connection was lost and is being replaced. */
+  readonly reconnecting: boolean;
   /** Connect; resolves once the server admits the stream. Rejects with StreamError. */
   open(): Promise<Ready>;
   /** Send audio, cut anywhere; waits while the server is behind or away. Rejects with StreamError. */

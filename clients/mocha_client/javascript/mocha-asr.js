@@ -7,6 +7,7 @@ const PASSING = ["server_full", "internal"]; // errors after which a new connect
 const FIRST_PAUSE_MS = 100, MAX_PAUSE_MS = 5000; // between attempts to connect again; doubled each time
 const PATIENCE_MS = 10_000; // for a server to admit a stream
 const STOOD_MS = 5000; // a connection lost after so long is a loss of its own, not one attempt more
+const STALLED_MS = 20_000; // a connection that takes nothing for so long is lost
 const OPEN = 1; // WebSocket.readyState
 const KINDS = ["ready", "text", "segment", "end", "error"]; // of messages
 
@@ -115,6 +116,8 @@ class Continuity {
 export class StreamingClient {
   #url; #start; #reconnectMs; #WebSocket; #continuity;
   #socket = null;
+  #abandon = () => {}; // gives up a connection that is being made
+  #given = 0; #draining = null; // bytes of audio that the socket was given; a promise while much of it waits there
   #events = [];
   #wake = () => {}; // called when there is news for whoever waits
   #news = null;
@@ -140,6 +143,8 @@ export class StreamingClient {
 
   get waitingBytes() { return this.#socket?.bufferedAmount ?? 0; }
 
+  get reconnecting() { return this.#restoring !== null; }
+
   async open() {
     await this.#connect();
     return this.ready;
@@ -152,10 +157,9 @@ export class StreamingClient {
       await this.#able();
       const piece = all.slice(at, at + PIECE_BYTES); // a copy: the caller may use its buffer again
       this.#continuity.sent(piece);
-      if (this.#socket.readyState === OPEN) this.#socket.send(piece); // else it is sent when the connection is restored
+      if (this.#socket.readyState === OPEN) this.#give(piece); // else it is sent when the connection is restored
     }
-    const second = this.#start.sample_rate * this.#start.channels * SAMPLE_BYTES[this.#start.encoding];
-    while (this.waitingBytes > second && this.#socket.readyState === OPEN) await pause(10);
+    await (this.#draining ??= this.#drained().finally(() => (this.#draining = null)));
   }
 
   async finish() {
@@ -166,6 +170,7 @@ export class StreamingClient {
 
   close() {
     this.#fail(new StreamError("the client was closed"));
+    this.#abandon();
     this.#socket?.close();
   }
 
@@ -190,6 +195,32 @@ export class StreamingClient {
     if (this.#failure) throw this.#failure;
   }
 
+  #give(piece) {
+    this.#given += piece.length;
+    this.#socket.send(piece);
+  }
+
+  // Resolves when at most a second of audio waits in the socket, or that is lost.
+  async #drained() {
+    const second = this.#start.sample_rate * this.#start.channels * SAMPLE_BYTES[this.#start.encoding];
+    const socket = this.#socket;
+    let taken = 0, since = Date.now();
+    while (socket.bufferedAmount > second && socket.readyState === OPEN && socket === this.#socket && !this.#failure) {
+      await pause(10);
+      if (this.#given - socket.bufferedAmount > taken) {
+        taken = this.#given - socket.bufferedAmount;
+        since = Date.now();
+      } else if (Date.now() - since > STALLED_MS) return this.#drop(socket);
+    }
+  }
+
+  // A connection that is given up: it may take minutes until it is closed.
+  #drop(socket) {
+    socket.onmessage = socket.onclose = null;
+    socket.close();
+    if (!this.#ended && !this.#failure && socket === this.#socket) this.#restore();
+  }
+
   #tell(event) {
     if (event) this.#events.push(event);
     this.#wake();
@@ -204,13 +235,20 @@ export class StreamingClient {
   #connect() {
     return new Promise((resolve, reject) => {
       let refused = new StreamError(`no mocha-asr server answers at ${this.#url}`);
-      let admitted = false;
-      const socket = new this.#WebSocket(this.#url);
-      const timer = setTimeout(() => {
-        reject(refused);
+      let admitted = false, socket;
+      try {
+        socket = new this.#WebSocket(this.#url);
+      } catch (error) {
+        return reject(new StreamError(error.message)); // no address
+      }
+      this.#abandon = () => {
+        clearTimeout(timer);
+        reject(this.#failure ?? refused);
         socket.onmessage = null;
+        socket.onopen = () => socket.close();
         socket.close();
-      }, PATIENCE_MS);
+      };
+      const timer = setTimeout(this.#abandon, PATIENCE_MS);
       socket.onopen = () => socket.send(JSON.stringify(this.#start));
       socket.onerror = () => {}; // a close event follows
       socket.onmessage = ({ data }) => {
@@ -225,6 +263,8 @@ export class StreamingClient {
           admitted = true;
           clearTimeout(timer);
           this.#socket = socket;
+          this.#abandon = () => {};
+          this.#given = 0;
           this.#standsSince = Date.now();
           this.#continuity.ready(message);
           this.ready = message;
@@ -281,7 +321,7 @@ export class StreamingClient {
       }
       const { event, audio } = this.#continuity.resume();
       this.#tell(event);
-      for (const piece of audio) this.#socket.send(piece);
+      for (const piece of audio) this.#give(piece);
       if (this.#finishing) this.#socket.send('{"type":"finish"}');
       if (this.#failure) this.#socket.close(); // closed by the caller meanwhile
       return;

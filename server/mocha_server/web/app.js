@@ -4,7 +4,8 @@ import { Strip, clock } from "./strip.js";
 import { Transcript } from "./transcript.js";
 
 const DECODED_RATE = 16_000; // of files
-const MAX_DECODED_BYTES = 64 << 20; // longer files are decoded by the server, which holds none of them whole
+const MAX_DECODED_BYTES = 8 << 20; // of a file; larger ones are decoded by the server, which holds none of them whole
+const MAX_RATE = 48_000; // that the server takes
 const LAGS = 15; // characters the lag is the median of
 const PROCESSING = ["echoCancellation", "noiseSuppression", "autoGainControl"];
 
@@ -12,8 +13,16 @@ const byId = (id) => document.getElementById(id);
 export const strip = new Strip(byId("strip"), byId("readout"), byId("latest"));
 export const transcript = new Transcript(byId("text"), byId("tip"), byId("spoken"), strip);
 
-let stream = null; // {client, sampleRate, numSamples, base: seconds of earlier streams, frameShift, lag, done}
+let stream = null; // {client, sampleRate, numSamples, base: seconds of earlier streams, frameShift, lag, note, done}
 let microphone = null; // {context, node, to: stream, media, source}
+let reading = null; // an AbortController while a file is read
+let last = Promise.resolve(); // of what opens streams, one after the other
+
+function inTurn(work) {
+  const turn = last.then(work);
+  last = turn.catch(() => {});
+  return turn;
+}
 
 function status(message) { byId("status").textContent = message; }
 
@@ -41,7 +50,6 @@ class Lag {
 }
 
 async function openStream(sampleRate) {
-  await stream?.done;
   const url = new URL("v1/stream", location.href);
   url.protocol = url.protocol.replace("http", "ws");
   const client = new StreamingClient(url, { sampleRate, patient: byId("patient").checked });
@@ -50,7 +58,7 @@ async function openStream(sampleRate) {
   byId("lag-text").textContent = "–";
   byId("lag").value = 0;
   const frameShift = Math.round((1000 * base) / ready.frame_ms);
-  const opened = { client, sampleRate, numSamples: 0, base, frameShift, lag: new Lag() };
+  const opened = { client, sampleRate, numSamples: 0, base, frameShift, lag: new Lag(), note: "" };
   opened.done = receive(opened).catch(report).finally(() => {
     client.close();
     if (stream === opened) stream = null;
@@ -59,15 +67,17 @@ async function openStream(sampleRate) {
   return (stream = opened);
 }
 
-async function receive({ client, lag, base, frameShift }) {
+async function receive(from) {
+  const { client, lag, base, frameShift } = from;
   for await (const event of client) {
     if (event.type === "text") {
-      transcript.add(event);
-      strip.mark(event.characters.map((c) => ({ ...c, frame: c.frame + frameShift, time: c.time + base })));
+      const characters = event.characters.map((c) => ({ ...c, frame: c.frame + frameShift, time: c.time + base }));
+      transcript.add({ ...event, characters });
+      strip.mark(characters);
       lag.received(event.characters);
     } else if (event.type === "segment") transcript.close(after(base, event));
-    else if (event.type === "reconnected") status(`Connected again, listening from ${clock(event.time)}.`);
-    else if (event.type === "end") status(`Finished: ${event.duration.toFixed(1)} s heard.`);
+    else if (event.type === "reconnected") status(`Connected again, listening from ${clock(base + event.time)}.`);
+    else if (event.type === "end") status(`${from.note}Finished: ${event.duration.toFixed(1)} s heard.`);
   }
 }
 
@@ -84,6 +94,7 @@ function send(to, samples) {
   to.lag.sent(seconds);
   strip.hear(samples);
   byId("heard").textContent = clock(to.base + seconds);
+  if (to.client.reconnecting) status("The connection is lost; trying again.");
   return to.client.send(Int16Array.from(samples, (s) => Math.max(-32768, Math.min(32767, Math.round(32768 * s)))));
 }
 
@@ -109,11 +120,30 @@ async function listDevices() {
   select.value = devices.some((d) => d.deviceId === chosen) ? chosen : "";
 }
 
+// At the device's own rate, unless that is more than the server takes.
+function openContext() {
+  const context = new AudioContext();
+  if (context.sampleRate <= MAX_RATE) return context;
+  context.close();
+  return new AudioContext({ sampleRate: MAX_RATE });
+}
+
+// A device that is unplugged, or may no longer be heard, gives way to the default one.
+function replaceWhenGone(media) {
+  for (const track of media.getTracks())
+    track.onended = () => {
+      if (microphone?.media !== media) return;
+      microphone.to.note = "The microphone is gone. ";
+      byId("device").value = "";
+      changeMedia().then(() => { if (microphone) microphone.to.note = ""; }, stopMicrophone);
+    };
+}
+
 async function startMicrophone() {
   if (!navigator.mediaDevices) throw new Error("Browsers give the microphone to pages over https or on localhost only.");
   await stream?.done;
   const media = await openMedia();
-  const context = new AudioContext();
+  const context = openContext();
   try {
     await context.audioWorklet.addModule("recorder.js");
     const to = await openStream(context.sampleRate);
@@ -125,12 +155,13 @@ async function startMicrophone() {
       send(to, data).catch(() => {}); // the iteration says what is wrong
     };
     microphone.source.connect(node);
+    replaceWhenGone(media);
   } catch (error) {
     media.getTracks().forEach((track) => track.stop());
     context.close();
     throw error;
   }
-  showPressed(true);
+  showButton();
   status("Listening.");
   await listDevices();
 }
@@ -145,6 +176,7 @@ async function changeMedia() {
   microphone.media = media;
   microphone.source = microphone.context.createMediaStreamSource(media);
   microphone.source.connect(microphone.node);
+  replaceWhenGone(media);
 }
 
 function stopMicrophone() {
@@ -154,24 +186,40 @@ function stopMicrophone() {
   media.getTracks().forEach((track) => track.stop());
   context.close();
   byId("level").value = 0;
-  showPressed(false);
+  showButton();
   to.client.finish().catch(() => {}); // the iteration says what is wrong
 }
 
-function showPressed(pressed) {
-  byId("microphone").setAttribute("aria-pressed", pressed);
-  byId("microphone").textContent = pressed ? "Stop microphone" : "Start microphone";
+function showButton() {
+  byId("microphone").setAttribute("aria-pressed", microphone !== null);
+  byId("microphone").textContent = reading ? "Stop reading" : microphone ? "Stop microphone" : "Start microphone";
 }
 
-async function sendFile(file) {
+// Files are read one after the other; the microphone gives way to the first.
+function sendFile(file) {
   stopMicrophone();
-  await stream?.done;
+  inTurn(async () => {
+    reading = new AbortController();
+    showButton();
+    try {
+      stopMicrophone(); // one that was started meanwhile
+      await stream?.done;
+      await read(file, reading.signal);
+    } finally {
+      reading = null;
+      showButton();
+    }
+  }).catch(report);
+}
+
+async function read(file, signal) {
   status(`Reading ${file.name}.`);
   const samples = await decode(file);
-  if (!samples) return upload(file);
+  if (!samples) return upload(file, signal);
+  signal.throwIfAborted();
   const to = await openStream(DECODED_RATE);
   status(`Listening to ${file.name}.`);
-  for (let at = 0; at < samples.length && stream === to; at += DECODED_RATE / 4)
+  for (let at = 0; at < samples.length && stream === to && !signal.aborted; at += DECODED_RATE / 4)
     await send(to, samples.subarray(at, at + DECODED_RATE / 4));
   await to.client.finish();
   await to.done;
@@ -192,19 +240,20 @@ async function decode(file) {
 }
 
 // The server reads more formats; there is no picture then.
-async function upload(file) {
+async function upload(file, signal) {
   const form = new FormData();
   form.append("file", file);
   form.append("response_format", "verbose_json");
   status(`The server reads ${file.name}.`);
-  const response = await fetch("v1/audio/transcriptions", { method: "POST", body: form });
+  const response = await fetch("v1/audio/transcriptions", { method: "POST", body: form, signal });
   const body = await response.json();
   if (!response.ok) throw new Error(body.error.message);
+  const base = strip.heard;
   for (const segment of body.segments) {
     const words = body.words.filter((word) => word.start >= segment.start && word.end <= segment.end);
-    transcript.close(after(strip.seconds, { ...segment, words }));
+    transcript.close(after(base, { ...segment, words }));
   }
-  strip.skip(body.duration);
+  strip.skip(base - strip.seconds + body.duration);
   status(`Finished: ${body.duration.toFixed(1)} s heard.`);
 }
 
@@ -216,26 +265,40 @@ function download(format) {
   URL.revokeObjectURL(link.href);
 }
 
+const REASONS = {
+  NotAllowedError: "The microphone is not allowed.",
+  NotFoundError: "There is no microphone.",
+  OverconstrainedError: "That microphone is gone: choose another in the settings.",
+  AbortError: "Stopped.",
+};
+
 function report(error) {
-  status(error.name === "NotAllowedError" ? "The microphone is not allowed." : error.message);
+  status(REASONS[error.name] ?? (error.message || error.name));
+}
+
+async function copy() {
+  if (!navigator.clipboard) throw new Error("Browsers let pages copy over https or on localhost only: take txt.");
+  await navigator.clipboard.writeText(transcript.text);
+  status("Copied.");
 }
 
 byId("microphone").onclick = async ({ target }) => {
+  if (reading) return reading.abort();
   if (microphone) return stopMicrophone();
   target.disabled = true; // until it has started: a second press would start a second one
-  await startMicrophone().catch(report);
+  await inTurn(startMicrophone).catch(report);
   target.disabled = false;
   target.focus();
 };
 byId("open").onclick = () => byId("file").click();
 byId("file").onchange = ({ target }) => {
-  if (target.files[0]) sendFile(target.files[0]).catch(report);
+  for (const file of target.files) sendFile(file);
   target.value = ""; // so that the same file can be chosen again
 };
-byId("copy").onclick = () => navigator.clipboard.writeText(transcript.text).then(() => status("Copied."), report);
+byId("copy").onclick = () => copy().catch(report);
 byId("clear").onclick = () => {
-  transcript.clear();
   if (!stream) strip.clear();
+  transcript.clear(strip.heard);
 };
 for (const button of document.querySelectorAll("[data-format]")) button.onclick = () => download(button.dataset.format);
 for (const name of ["device", ...PROCESSING]) byId(name).onchange = () => changeMedia().catch(report);
@@ -249,5 +312,5 @@ addEventListener("dragleave", (event) => { if (!event.relatedTarget) byId("drop"
 addEventListener("drop", (event) => {
   event.preventDefault();
   byId("drop").hidden = true;
-  if (event.dataTransfer.files[0]) sendFile(event.dataTransfer.files[0]).catch(report);
+  for (const file of event.dataTransfer.files) sendFile(file);
 });

@@ -19,6 +19,7 @@ function shade(p, dark) {
 export class Strip {
   #canvas; #readout; #latest; #pen; #picture;
   #spectrum = null; #columns; #count = 0; // columns heard in all; #columns is a ring
+  #heard = 0; #rate = 1; // seconds; of the stream
   #marks = []; #frame = 0.04;
   #end = null; // seconds at the right edge; null follows the sound
   #chosen = null; #span = null;
@@ -40,19 +41,23 @@ export class Strip {
   }
 
   get numMarks() { return this.#marks.length; }
-  get seconds() { return this.#count / COLUMNS_PER_SECOND; }
+  get seconds() { return this.#count / COLUMNS_PER_SECOND; } // that are drawn
+  get heard() { return Math.max(this.#heard, this.seconds); } // of which the last 25 ms are yet to be drawn
 
   // A stream begins after what is there; the seconds at which it does, a whole number of its frames.
   begin(sampleRate, frameMs) {
     this.#spectrum = new Spectrum(sampleRate);
+    this.#rate = sampleRate;
     this.#frame = frameMs / 1000;
-    const base = Math.ceil(this.seconds / this.#frame) * this.#frame;
+    const base = Math.ceil(this.heard / this.#frame) * this.#frame;
     this.skip(base - this.seconds);
+    this.#heard = base;
     this.follow();
     return base;
   }
 
   hear(samples) {
+    this.#heard += samples.length / this.#rate;
     for (const column of this.#spectrum.push(samples)) this.#add(column);
     this.#later();
   }
@@ -65,7 +70,7 @@ export class Strip {
   }
 
   clear() {
-    this.#count = 0;
+    this.#count = this.#heard = 0;
     this.#marks = [];
     this.follow();
   }

@@ -7,6 +7,7 @@ const MAX_PARAGRAPHS = 200, MAX_WORDS = 3000, MAX_OPEN = 4000; // in the documen
 export class Transcript {
   #box; #tip; #spoken; #strip;
   #segments = []; #open = ""; #paragraph = null;
+  #from = 0; // seconds: what was said before is cleared, and so is what of it is yet to come
   #words = new WeakMap(); // element → word
 
   constructor(box, tip, spoken, strip) {
@@ -30,7 +31,9 @@ export class Transcript {
     return { txt: () => `${this.text}\n`, srt: () => toSrt(this.#segments), vtt: () => toVtt(this.#segments) }[format]();
   }
 
-  clear() {
+  // Forget all that was said until `seconds`.
+  clear(seconds) {
+    this.#from = seconds - 1e-6;
     this.#segments = [];
     this.#open = "";
     this.#paragraph = null;
@@ -38,7 +41,10 @@ export class Transcript {
     this.#spoken.textContent = "";
   }
 
-  add({ delta }) {
+  add({ delta, characters }) {
+    const kept = characters.filter(({ time }) => time >= this.#from);
+    if (kept.length < characters.length) delta = kept.map(({ text }) => text).join("");
+    if (!delta) return;
     const below = this.#atEnd();
     if (!this.#paragraph) {
       this.#paragraph = document.createElement("p");
@@ -54,10 +60,14 @@ export class Transcript {
   }
 
   close(segment) {
+    const kept = segment.words.filter(({ end }) => end > this.#from);
+    if (kept.length < segment.words.length)
+      segment = { ...segment, start: kept[0]?.start, words: kept, text: kept.map(({ word }) => word).join(" ") };
     const below = this.#atEnd(), paragraph = this.#paragraph ?? document.createElement("p");
-    this.#segments.push(segment);
     this.#open = "";
     this.#paragraph = null;
+    if (!segment.text) return paragraph.remove();
+    this.#segments.push(segment);
     paragraph.className = "";
     paragraph.replaceChildren();
     for (const word of segment.words.slice(-MAX_WORDS)) {
