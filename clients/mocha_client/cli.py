@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -15,11 +15,20 @@ from rich.markup import escape
 
 from mocha_client.captions import FORMATS, Captions
 from mocha_client.client import DEFAULT_URL, ClientError, StreamingClient
-from mocha_client.sources import DECODED, SourceError, decoded_pieces, microphone_pieces, raw_pieces, read_aside
+from mocha_client.sources import (
+    DECODED,
+    SourceError,
+    decoded_pieces,
+    microphone_pieces,
+    piece_bytes,
+    raw_pieces,
+    read_aside,
+)
 from mocha_client.terminal import JsonView, MicrophoneView, PlainView, View, notice
 from mocha_server.messages import MAX_PHRASE_CHARACTERS, MAX_PHRASES, Encoding, Start
 
 console = Console(stderr=True)
+INTERRUPTED = 130  # exit code, as shells have it
 SUMMARIES = {
     "bench": "Load a server, or the engine alone, with many paced streams of speech and report.",
     "serve": "Serve WebSocket streams, file uploads and the microphone page.",
@@ -99,15 +108,19 @@ def stream(
         if microphone:
             view = MicrophoneView(console) if console.is_terminal and not as_json else _view(as_json)
             asyncio.run(_stream(microphone_pieces(chunk_ms), start, url, view, captions))
+        interrupted = asyncio.Event()
         for path in files or []:
             pieces = raw_pieces(path, chunk_ms, start) if encoding else decoded_pieces(path, chunk_ms)
-            paced = _paced(pieces, chunk_ms / 1000 if realtime else 0.0)
+            paced = _paced(read_aside(pieces, interrupted), piece_bytes(start, 1000) if realtime else 0)
             asyncio.run(_stream(paced, start, url, _view(as_json), captions))
+            if interrupted.is_set():
+                raise typer.Exit(INTERRUPTED)
     except (ClientError, SourceError, OSError) as error:
         _complain(error)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         print()
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _complain(why: object) -> None:
@@ -124,13 +137,13 @@ def _view(as_json: bool) -> View:
     return JsonView() if as_json else PlainView()
 
 
-async def _paced(pieces: Iterator[bytes], period_s: float) -> AsyncIterator[bytes]:
-    """Pieces, each no earlier than its audio would have been spoken."""
-    began, number = time.monotonic(), 0
-    async for piece in read_aside(pieces):
-        number += 1
-        if period_s:
-            await asyncio.sleep(max(0.0, began + number * period_s - time.monotonic()))
+async def _paced(pieces: AsyncIterator[bytes], bytes_per_s: int) -> AsyncIterator[bytes]:
+    """Pieces, each no earlier than its audio would have been spoken; as they come if `bytes_per_s` is 0."""
+    began, num_bytes = time.monotonic(), 0
+    async for piece in pieces:
+        num_bytes += len(piece)
+        if bytes_per_s:
+            await asyncio.sleep(max(0.0, began + num_bytes / bytes_per_s - time.monotonic()))
         yield piece
 
 

@@ -10,15 +10,17 @@ A lost connection is replaced by a new one; `continuity` says what that means fo
 """
 
 import asyncio
+import socket as sockets
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
+from typing import Literal
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidProxy, InvalidURI
 
 from mocha_client.continuity import Continuity, Reconnected
 from mocha_server.messages import (
@@ -41,6 +43,8 @@ READY_S = 10.0  # that a server has to admit a stream once it is connected
 PASSING = (ErrorCode.SERVER_FULL, ErrorCode.INTERNAL)  # errors after which a new connection may succeed
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0  # between attempts to connect again; doubled each time
 STOOD_S = 5.0  # a connection lost after so long is a loss of its own, not one attempt more
+STALLED_MS = 30_000  # a connection that takes nothing for so long is lost, where the system can tell (Linux)
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class ClientError(RuntimeError):
@@ -61,6 +65,10 @@ def endpoint(url: str) -> str:
     except ValueError as error:
         raise ClientError(f"{url} is not the address of a server ({error})") from error
     scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
+    if scheme not in ("ws", "wss"):
+        raise ClientError(
+            f"{url} is not the address of a server: it begins with http:// or ws://, or https:// or wss://"
+        )
     path = parts.path if parts.path.strip("/") else urlsplit(DEFAULT_URL).path
     return parts._replace(scheme=scheme, path=path).geturl()
 
@@ -184,9 +192,14 @@ class StreamingClient:
     async def _connect(self) -> ClientConnection:
         """A connection on which a session has begun; raises ClientError."""
         try:
+            # No proxy stands between a machine and itself, whatever the environment says.
+            proxy: Literal[True] | None = None if urlsplit(self.url).hostname in LOOPBACK else True
             # A server that paces us reads our pings, and answers them, behind the audio before them: that may be long.
-            socket = await connect(self.url, max_size=2**24, ping_timeout=None)
-        except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as error:
+            socket = await connect(self.url, max_size=2**24, ping_timeout=None, proxy=proxy)
+            if hasattr(sockets, "TCP_USER_TIMEOUT"):
+                plain = socket.transport.get_extra_info("socket")
+                plain.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_USER_TIMEOUT, STALLED_MS)
+        except (OSError, InvalidHandshake, InvalidURI, InvalidProxy, ImportError, TimeoutError) as error:
             raise ClientError(f"no mocha-asr server answers at {self.url} ({error})") from error
         try:
             first = await self._greet(socket)

@@ -9,8 +9,7 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import CancelledError
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import IO, Any, BinaryIO
 
 import av
@@ -72,32 +71,64 @@ def _standard_input() -> BinaryIO:
     return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
 
 
-async def read_aside(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Pieces read in a thread of their own, as reading may wait for a pipe while text arrives."""
-    loop, queue = asyncio.get_running_loop(), asyncio.Queue[bytes | Exception | None](PIECES_AHEAD)
+@contextlib.contextmanager
+def on_interruption(do: Callable[[], None]) -> Iterator[None]:
+    """Let the first Ctrl-C `do` something; a second one interrupts as ever, and so does one where loops take none."""
+    loop = asyncio.get_running_loop()
 
-    def put(item: bytes | Exception | None) -> bool:
-        try:
-            asyncio.run_coroutine_threadsafe(queue.put(item), loop).result()
-        except (RuntimeError, CancelledError):
-            return False  # nobody listens any more
-        return True
+    def interrupted() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        do()
+
+    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # of systems, or outside the main thread
+        loop.add_signal_handler(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.remove_signal_handler(signal.SIGINT)
+
+
+async def read_aside(pieces: Iterator[bytes], interrupted: asyncio.Event | None = None) -> AsyncIterator[bytes]:
+    """Pieces read in a thread of their own, as reading may wait for a pipe while text arrives.
+
+    Ctrl-C ends them as if there were no more, and sets `interrupted` if that is given.
+    """
+    loop, queue = asyncio.get_running_loop(), asyncio.Queue[bytes | Exception | None]()
+    room, gone = threading.Semaphore(PIECES_AHEAD), threading.Event()
+
+    def put(item: bytes | Exception | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(queue.put_nowait, item)
 
     def read() -> None:
         try:
             for piece in pieces:
-                if not put(piece):
+                room.acquire()
+                if gone.is_set():
                     return
+                put(piece)
         except Exception as error:  # whatever it is, the listener must not wait for ever
             put(error)
         else:
             put(None)
 
+    def end() -> None:
+        assert interrupted is not None
+        interrupted.set()
+        queue.put_nowait(None)
+
     threading.Thread(target=read, daemon=True).start()
-    while (item := await queue.get()) is not None:
-        if isinstance(item, Exception):
-            raise item
-        yield item
+    try:
+        with on_interruption(end) if interrupted else contextlib.nullcontext():
+            while (item := await queue.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+                room.release()
+    finally:
+        gone.set()
+        room.release()
 
 
 class Waiting:
@@ -148,16 +179,14 @@ async def microphone_pieces(chunk_ms: int) -> AsyncIterator[bytes]:
         with contextlib.ExitStack() as device:
 
             def stop() -> None:
-                loop.remove_signal_handler(signal.SIGINT)
                 device.close()
                 loop.call_soon(waiting.end)  # after what was `heard` until then
 
             device.enter_context(
                 sounddevice.RawInputStream(rate, rate * chunk_ms // 1000, channels=1, dtype="int16", callback=heard)
             )
-            with contextlib.suppress(NotImplementedError):  # where loops take no signals, Ctrl-C ends the command
-                loop.add_signal_handler(signal.SIGINT, stop)
-            async for piece in waiting.given():
-                yield piece
+            with on_interruption(stop):
+                async for piece in waiting.given():
+                    yield piece
     except sounddevice.PortAudioError as error:
         raise SourceError(f"no microphone can be opened ({error})") from error

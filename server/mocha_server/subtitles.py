@@ -1,13 +1,27 @@
 """Segments to SubRip and WebVTT."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from mocha_server.messages import Segment, Word
 
 MAX_WORDS, MAX_SECONDS = 12, 6.0  # of one cue
 
 
-def _cues(segments: Iterable[Segment]) -> Iterator[list[Word]]:
+@dataclass(frozen=True)
+class Format:
+    """How subtitles are written: `head`, then each cue with its number from 1 on, an empty line between them."""
+
+    head: tuple[str, ...]
+    cue: Callable[[list[Word], int], str]
+
+    def __call__(self, segments: Iterable[Segment]) -> str:
+        """All of `segments`."""
+        return "\n".join([*self.head, *(self.cue(cue, number) for number, cue in enumerate(cues(segments), 1))])
+
+
+def cues(segments: Iterable[Segment]) -> Iterator[list[Word]]:
+    """The words that are shown together."""
     for segment in segments:
         cue: list[Word] = []
         for word in segment.words:
@@ -29,11 +43,5 @@ def _lines(cue: list[Word], comma: str) -> str:
     return f"{times}\n{' '.join(w.word for w in cue)}\n"
 
 
-def srt(segments: Iterable[Segment]) -> str:
-    """SubRip."""
-    return "\n".join(f"{number}\n{_lines(cue, ',')}" for number, cue in enumerate(_cues(segments), 1))
-
-
-def vtt(segments: Iterable[Segment]) -> str:
-    """WebVTT."""
-    return "\n".join(["WEBVTT\n", *(_lines(cue, ".") for cue in _cues(segments))])
+srt = Format((), lambda cue, number: f"{number}\n{_lines(cue, ',')}")  # SubRip
+vtt = Format(("WEBVTT\n",), lambda cue, number: _lines(cue, "."))  # WebVTT

@@ -49,12 +49,21 @@ class _Reading:
     """One text of the open segment: its characters so far, and its words."""
 
     def __init__(self, frame_s: float, calibration: Calibration | None, offset_s: float) -> None:
-        self._assembler, self._offset_s = WordAssembler(frame_s, calibration), offset_s
+        self._assembler, self._frame_s, self._offset_s = WordAssembler(frame_s, calibration), frame_s, offset_s
         self.text, self.words = "", list[Word]()
 
     def push(self, emission: Emission, until_s: float) -> None:
-        self.words += [_wire_word(w, self._offset_s, until_s) for w in self._assembler.push(emission)]
+        for word in self._assembler.push(emission):
+            self.words.append(self._wire_word(word, until_s))
         self.text += emission.text
+
+    def _wire_word(self, word: SpokenWord, until_s: float) -> Word:
+        """Its times, not later than `until_s`; a last word keeps a frame, if that is not the word's before."""
+        start_s, end_s = word.start_s + self._offset_s, min(word.end_s + self._offset_s, until_s)
+        earliest_s = self.words[-1].end if self.words else 0.0
+        start_s = min(start_s, max(earliest_s, end_s - self._frame_s), end_s)
+        confidence = round(word.confidence, 4)
+        return Word(word=word.word, start=round(start_s, 3), end=round(end_s, 3), confidence=confidence)
 
     def clear(self) -> None:
         self.text, self.words = "", []
@@ -134,8 +143,3 @@ class Transcript:
         )
         self.num_segments += 1
         return segment
-
-
-def _wire_word(word: SpokenWord, offset_s: float, until_s: float) -> Word:
-    start, end = (round(min(time_s + offset_s, until_s), 3) for time_s in (word.start_s, word.end_s))
-    return Word(word=word.word, start=start, end=end, confidence=round(word.confidence, 4))

@@ -104,9 +104,23 @@ def test_endpoints(given: str, expected: str):
     assert endpoint(given) == expected
 
 
-def test_what_is_no_address_is_a_typed_error():
+@pytest.mark.parametrize("given", ["ws://[::1", "localhost:8000", "nonsense"])
+def test_what_is_no_address_is_a_typed_error(given: str):
     with pytest.raises(ClientError, match="not the address of a server"):
-        StreamingClient("ws://[::1")
+        StreamingClient(given)
+    done = run("bench", "--url", given)
+    assert done.returncode == 1 and b"not the address of a server" in done.stderr and b"Traceback" not in done.stderr
+
+
+async def test_proxies_of_the_environment(lively_server: Any, monkeypatch: pytest.MonkeyPatch):
+    for proxy, why in ("127.0.0.1:9", "isn't a valid"), ("socks5://127.0.0.1:9", "python-socks"):
+        for name in ("http_proxy", "https_proxy", "socks_proxy", "all_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("socks_proxy" if proxy.startswith("socks") else "https_proxy", proxy)
+        with pytest.raises(ClientError, match=f"no mocha-asr server answers at wss://example.org.*{why}"):
+            await StreamingClient("https://example.org").__aenter__()
+        async with StreamingClient(lively_server.url) as client:  # on this machine there is nothing in between
+            assert client.ready
 
 
 def test_stream_command_reads_a_pipe_and_prints_text(lively_server: Any, expected: str):

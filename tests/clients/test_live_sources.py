@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.proxy import Proxy
 
+from mocha_client import cli
 from mocha_client.captions import Captions
 from mocha_client.client import transcribe_stream
 from mocha_client.sources import read_aside
@@ -137,6 +138,50 @@ def test_text_and_captions_come_while_the_pipe_is_open(
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
+@pytest.mark.parametrize("output", ["plain", "json"])
+def test_an_interruption_ends_a_pipe_and_its_text_is_finished(
+    lively_server: Any, clip: NDArray[np.int16], tmp_path: Path, output: str
+):
+    pcm, path = np.tile(clip, 2).tobytes(), tmp_path / "live.srt"
+    options = ["--encoding", "pcm_s16le", "--captions", str(path), *(["--json"] if output == "json" else [])]
+    with Process("stream", "-", "--url", lively_server.url, *options) as command:
+        command.feed(pcm)
+        while not valid_captions(path) if path.exists() else True:
+            time.sleep(0.05)
+        time.sleep(0.5)  # what was fed is read by then
+        command.process.send_signal(signal.SIGINT)
+        printed, errors = command.process.communicate(timeout=60)
+    assert command.process.returncode == 130, errors
+    text = json.loads(printed)["text"] if output == "json" else printed.decode().strip()
+    assert text == heard(lively_server, pcm) == valid_captions(path)
+
+
+def test_files_that_are_interrupted_are_not_gone_on_with(lively_server: Any, clip: NDArray[np.int16], tmp_path: Path):
+    (tmp_path / "long.raw").write_bytes(np.tile(clip, 60).tobytes())
+    options = ["--url", lively_server.url, "--encoding", "pcm_s16le", "--realtime", "--chunk-ms", "5000"]
+    with Process("stream", str(tmp_path / "long.raw"), CLIP.as_posix(), *options) as command:
+        command.until_shown(3)
+        command.process.send_signal(signal.SIGINT)
+        printed, errors = command.process.communicate(timeout=60)
+    assert command.process.returncode == 130, errors
+    assert len((command.shown + printed.decode()).splitlines()) == 1
+
+
+async def test_pieces_are_paced_by_what_is_in_them(monkeypatch: pytest.MonkeyPatch):
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for size in (3200, 32_000, 100):
+            yield bytes(size)
+
+    monkeypatch.setattr(cli.asyncio, "sleep", sleep)
+    assert [len(piece) async for piece in cli._paced(pieces(), 32_000)] == [3200, 32_000, 100]
+    assert waited == pytest.approx([0.1, 1.1, 1.103], abs=0.05)
+
+
 def valid_captions(path: Path) -> str:
     """The text of a caption file, after FFmpeg and our own reading of its grammar agree on it."""
     content = path.read_text()
@@ -147,7 +192,7 @@ def valid_captions(path: Path) -> str:
     assert re.fullmatch(grammar, body) or content == "WEBVTT\n", content
     cues = list(re.finditer(cue, body))
     times = [t for c in cues for t in (c["start"], c["end"])]
-    assert times == sorted(times)
+    assert times == sorted(times) and all(c["start"] < c["end"] for c in cues)
     if cues:
         # What was read above, since the file itself may have grown meanwhile.
         with av.open(io.BytesIO(content.encode()), format=path.suffix[1:].replace("vtt", "webvtt")) as container:

@@ -1,6 +1,7 @@
 """`StreamingClient` when its connection breaks: nothing received is taken back, no audio that gave text heard twice."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -106,6 +107,20 @@ async def test_another_server_takes_over_when_one_stops(
         events = await broken_stream(client, speech, stop)
     check_whole(events)
     assert sum(isinstance(e, Reconnected) for e in events) == 1 and proxy.num_connections == 2
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux says that a connection is stalled")
+async def test_a_connection_that_takes_nothing_any_more_is_replaced(
+    lively_server: Any, clip: NDArray[np.int16], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(streaming, "STALLED_MS", 1000)
+    async with Proxy(lively_server.port, stall_after=100_000) as proxy, StreamingClient(proxy.url) as client:
+        sending = asyncio.create_task(client.send(bytes(1 << 26)))  # more than sockets hold on their way
+        async for event in client:
+            if isinstance(event, Reconnected):
+                break
+        sending.cancel()
+        assert proxy.num_connections == 2
 
 
 async def test_one_task_sends_while_another_iterates_and_connections_break(proxy: Proxy, clip: NDArray[np.int16]):

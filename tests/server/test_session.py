@@ -137,7 +137,7 @@ def test_nothing_is_said_after_the_end_of_the_audio():
     text, segment = session.emitted([*spell("hi you", 22), END])  # what comes at once after 1 s is of the last frames
     assert isinstance(text, Text) and isinstance(segment, Segment)
     assert [c.time for c in text.characters] == [0.905, 0.945, 0.985, 1.0, 1.0, 1.0]
-    assert [(w.start, w.end) for w in segment.words] == [(0.88, 0.96), (1.0, 1.0)] and segment.end == 1.0
+    assert [(w.start, w.end) for w in segment.words] == [(0.88, 0.96), (0.96, 1.0)] and segment.end == 1.0
 
 
 def test_a_segment_without_end_is_ended_with_a_word():
@@ -155,6 +155,15 @@ def test_a_segment_without_end_is_ended_with_a_word():
     assert LONGEST_SEGMENT <= len(segments[0]) + 1 < LONGEST_SEGMENT + len("longer ")
     long, segments = said(replace(INFO, settles=True))  # all of it may have to be replaced
     assert segments == [long]
+
+
+@pytest.mark.parametrize(("num_samples", "times"), [(9999, (0.08, 0.16)), (1280, (0.04, 0.08)), (640, (0.04, 0.04))])
+def test_a_word_that_ends_the_audio_keeps_a_frame_where_there_is_room(num_samples: int, times: tuple[float, float]):
+    transcript = Transcript(INFO)
+    found = [m for e in [*spell("a bc"), END] for m in transcript.push([e], num_samples)]
+    (segment,) = (m for m in found if isinstance(m, Segment))
+    assert [(w.start, w.end) for w in segment.words] == [(0, 0.04), times]
+    assert segment.end == times[1]
 
 
 def test_duration_counts_samples_heard():

@@ -23,7 +23,7 @@ from mocha_client.bench import speech
 from mocha_client.bench.generator import run_load
 from mocha_client.bench.measurements import PERCENTILES, Measured, Run, ServerUse, keeps_up
 from mocha_client.bench.stream import alone, make_clip
-from mocha_client.client import DEFAULT_URL
+from mocha_client.client import DEFAULT_URL, ClientError, endpoint
 from mocha_client.sources import SourceError
 
 console = Console(stderr=True)
@@ -34,7 +34,7 @@ TRIES = 2
 def bench(
     streams: Annotated[int, typer.Option(min=1, help="streams at once; where --search begins")] = 50,
     seconds: Annotated[float, typer.Option(min=1, help="audio of each stream")] = 30.0,
-    url: Annotated[str, typer.Option(help="the server's native endpoint")] = DEFAULT_URL,
+    url: Annotated[str, typer.Option(help="the server's native endpoint, or the address of its page")] = DEFAULT_URL,
     manifest: Annotated[Path | None, typer.Option(help="recorded speech; synthesized if not given")] = None,
     clips: Annotated[int, typer.Option(min=1, help="different clips among the streams")] = 16,
     piece_ms: Annotated[int, typer.Option(min=10, max=1000, help="audio in each message")] = 100,
@@ -51,14 +51,14 @@ def bench(
     try:
         with console.status("making clips"):
             audio = speech.recorded(manifest, clips, seconds) if manifest else speech.synthesized(clips, seconds)
-        with _server() if serve and not engine else nullcontext(url) as target:
+        with _server() if serve and not engine else nullcontext(endpoint(url)) as target:
             spread_s = min(10.0, seconds / 4)
             if engine:
                 load = _engine_load(audio, piece_ms, device, spread_s)
             else:
                 load = _socket_load(target, audio, piece_ms, processes, spread_s)
             report = _search(load, streams, most, limit_ms) if search else load(streams).report()
-    except (SourceError, ConnectionError) as error:
+    except (SourceError, ClientError, ConnectionError) as error:
         console.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(1) from error
     if as_json:
