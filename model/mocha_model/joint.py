@@ -182,7 +182,7 @@ class JointSearch(WideSearch):
         written = (reached[:, None] + each).scatter(1, last, after_label)
         written[:, : Tokenizer.first_id] = -torch.inf
         written[silent.repeat_interleave(self.width)] = -torch.inf
-        stayed, written = self._meet(stayed, written, heard_again, frames)
+        stayed, written = self._meet(active, stayed, written, heard_again, frames)
         return self._grow(active, _scored(stayed), written, heard, frames, keys)
 
     def _level(self, h: Prefixes) -> Prefixes:
@@ -198,10 +198,13 @@ class JointSearch(WideSearch):
         blank, label = ((x + offset).masked_fill(dead, -torch.inf) for x in (h.blank, h.label))
         return replace(h, blank=blank, label=label, added=above(h.added.masked_fill(dead, 0.0)))
 
-    def _meet(self, h: Prefixes, written: Tensor, p: Tensor, frames: Tensor) -> tuple[Prefixes, Tensor]:
+    def _meet(
+        self, before: Prefixes, h: Prefixes, written: Tensor, p: Tensor, frames: Tensor
+    ) -> tuple[Prefixes, Tensor]:
         """Where a prefix and one more symbol are another prefix of the row, the alignments are that one's.
 
-        If they are likelier than its own, so are its symbols' times; `p` [B W, 1] is that of its last at `frames`.
+        If they are likelier than its own, so are its symbols' times, as they were `before` this frame; `p` [B W, 1] is
+        that of its last at `frames`.
         """
         width = self.width
         name, stem, last = (x.view(-1, width) for x in (h.name, h.stem, h.token))
@@ -218,12 +221,13 @@ class JointSearch(WideSearch):
             return h, written
         place, newest = torch.arange(MAX_UNSTABLE, device=into.device), h.length[into, None] - 1
 
-        def timed(own: Tensor, now: Tensor) -> Tensor:
-            """`own` [B W, L] of prefixes, where they are likelier as others that go on `now` [B W, 1]."""
-            renewed = torch.where(place < newest, own[source], torch.where(place == newest, now[into], own[into]))
+        def timed(own: Tensor, past: Tensor, now: Tensor) -> Tensor:
+            """`own` [B W, L] of prefixes, where they are likelier as others of the `past` that go on `now` [B W, 1]."""
+            renewed = torch.where(place < newest, past[source], torch.where(place == newest, now[into], own[into]))
             return own.index_copy(0, into, renewed)
 
-        return replace(h, p=timed(h.p, p), frames=timed(h.frames, frames[:, None])), written
+        p, frames = timed(h.p, before.p, p), timed(h.frames, before.frames, frames[:, None])
+        return replace(h, p=p, frames=frames), written
 
     def _grow(
         self, before: Prefixes, h: Prefixes, written: Tensor, heard: Tensor, frames: Tensor, keys: Tensor

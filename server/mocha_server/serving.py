@@ -9,7 +9,6 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from mocha_model.allocator import keep_memory
@@ -27,18 +26,59 @@ class ReadAhead(WebSocketsSansIOProtocol):
     And nobody waits for ever for a client that does not read, or works for one that has left.
     """
 
-    last: asyncio.TimerHandle | None = None
+    unread: asyncio.TimerHandle | None = None  # breaks the connection unless the client reads
+
+    def _expect_reading(self) -> None:
+        self._forgive()
+        self.unread = self.loop.call_later(SLOW_S, self.transport.abort)
+
+    def _forgive(self) -> None:
+        if self.unread is not None:
+            self.unread.cancel()
+
+    def pause_writing(self) -> None:
+        """See `asyncio.BaseProtocol`: too much waits for the client."""
+        super().pause_writing()
+        self._expect_reading()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.BaseProtocol`."""
+        super().resume_writing()
+        if not self.close_sent:
+            self._forgive()
+
+    def handle_ping(self) -> None:
+        """Answer, unless answers wait for the client already."""
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self.conn.data_to_send()
+
+    def shutdown(self) -> None:
+        """Close, as the server ends; one that is closing, and not read by its client, is broken."""
+        if self.transport.is_closing():
+            self.transport.abort()
+        else:
+            super().shutdown()
+            self._expect_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
-        if self.last is not None:
-            self.last.cancel()
+        self._forgive()
         if hasattr(self, "scope"):  # else before the handshake
             self.scope["extensions"][LEFT] = {}
         super().connection_lost(exc)
 
     def send_receive_event_to_app(self) -> None:
-        """Queue the message at hand for the application."""
+        """Queue the message at hand for the application. Text that is not UTF-8 ends the connection."""
+        if self.curr_msg_data_type == "text":
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:
+                self.frames = []
+                self.conn.send_close(1007)
+                self.handle_parser_exception()
+                return
         is_small = sum(map(len, self.frames)) <= READ_AHEAD_BYTES
         reads_on = is_small and not self.read_paused and self.queue.qsize() < READ_AHEAD
         if reads_on:
@@ -52,14 +92,9 @@ class ReadAhead(WebSocketsSansIOProtocol):
 
         Raises ClientDisconnected where the client has left, or not read for `SLOW_S`; then its connection is broken.
         """
-        try:
-            async with asyncio.timeout(None if self.writable.is_set() else SLOW_S):
-                await super().send(message)
-        except TimeoutError:
-            self.transport.abort()
-            raise ClientDisconnected from None
+        await super().send(message)
         if message["type"] == "websocket.close":
-            self.last = self.loop.call_later(SLOW_S, self.transport.abort)  # what it has not read then is lost
+            self._expect_reading()  # what it has not read then is lost
         if message["type"] == "websocket.http.response.body":
             self.handshake_complete = True
 

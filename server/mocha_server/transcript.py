@@ -58,10 +58,9 @@ class _Reading:
         self.text += emission.text
 
     def _wire_word(self, word: SpokenWord, until_s: float) -> Word:
-        """Its times, not later than `until_s`; a last word keeps a frame, if that is not the word's before."""
-        start_s, end_s = word.start_s + self._offset_s, min(word.end_s + self._offset_s, until_s)
-        earliest_s = self.words[-1].end if self.words else 0.0
-        start_s = min(start_s, max(earliest_s, end_s - self._frame_s), end_s)
+        """Its times, after the word before and not later than `until_s`, a frame at least if there is room."""
+        end_s, earliest_s = min(word.end_s + self._offset_s, until_s), self.words[-1].end if self.words else 0.0
+        start_s = min(max(word.start_s + self._offset_s, earliest_s), max(earliest_s, end_s - self._frame_s), end_s)
         confidence = round(word.confidence, 4)
         return Word(word=word.word, start=round(start_s, 3), end=round(end_s, 3), confidence=confidence)
 

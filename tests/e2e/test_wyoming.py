@@ -20,6 +20,7 @@ from wyoming.info import Describe, Info
 from mocha_model.phrases import PhraseBook
 from mocha_model.recognizer import Recognizer
 from mocha_server.cli import serve
+from mocha_server.protocols import wyoming
 
 
 @pytest.fixture(params=["bundled", "lively"])
@@ -203,6 +204,15 @@ async def test_a_full_server_and_a_client_that_vanishes(small: Any, speech: Any)
     assert await small.streams_left(0) == 0
     async with client(small) as third:
         assert (await transcribe(third, speech.pieces()))[-1].type == "transcript-stop"
+
+
+async def test_a_client_that_does_not_read_is_given_up(small: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(wyoming, "SLOW_S", 0.3)
+    with socket.create_connection(("127.0.0.1", small.app.state.wyoming_port)) as asking:
+        asking.setblocking(False)
+        ask = b'{"type":"describe"}\n' * 100_000  # whose answers are more than sockets hold
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(asking, ask * 20), 60)
 
 
 def test_off_by_default(lively_server: Any):

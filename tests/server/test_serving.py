@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
 from mocha_server import serving
 
@@ -112,3 +113,65 @@ async def test_a_client_that_does_not_read_is_given_up(monkeypatch: pytest.Monke
         error = await asyncio.wait_for(why, 10)
         assert (error is not None) == (last == "websocket.send")
         client.close()
+
+
+def masked(opcode: int, payload: bytes) -> bytes:
+    """A frame of a client."""
+    return bytes([0x80 | opcode, 0x80 | len(payload)]) + bytes(4) + payload
+
+
+async def test_answers_to_pings_that_nobody_reads_do_not_pile_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(serving, "SLOW_S", 5)
+    protocols: list[Any] = []
+
+    async def idle(scope: Any, receive: Any, send: Any) -> None:
+        if await accepted(scope, receive, send):
+            protocols.append(send.__self__)
+            await receive()
+
+    async with served(idle) as port:
+        client = await unread(port)
+        await until(lambda: bool(protocols))
+        client.setblocking(False)
+        pings, most = masked(9, bytes(125)) * 500, 0
+        for _ in range(400):  # 26 MB
+            with contextlib.suppress(OSError):
+                await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(client, pings), 1)
+            most = max(most, protocols[0].transport.get_write_buffer_size())
+        assert 0 < most < 1 << 20
+        client.close()
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["who closes", "who does not"])
+async def test_a_client_that_does_not_read_keeps_no_server_from_ending(monkeypatch: pytest.MonkeyPatch, closes: bool):
+    monkeypatch.setattr(serving, "SLOW_S", 0.3)
+    answered = asyncio.Event()
+
+    async def idle(scope: Any, receive: Any, send: Any) -> None:
+        if await accepted(scope, receive, send):
+            send.__self__.transport.write(LARGE)  # as where answers to its pings wait
+            answered.set()
+            while (await receive())["type"] != "websocket.disconnect":
+                pass
+
+    async with served(idle) as port:
+        client = await unread(port)
+        await answered.wait()
+        if closes:
+            client.sendall(masked(8, b""))
+            await asyncio.sleep(0.1)
+    client.close()  # the server has ended by now
+
+
+async def test_text_that_is_no_utf_8_closes_the_connection_and_is_no_error_of_ours(caplog: pytest.LogCaptureFixture):
+    async def listening(scope: Any, receive: Any, send: Any) -> None:
+        if await accepted(scope, receive, send):
+            while (await receive())["type"] != "websocket.disconnect":
+                pass
+
+    async with served(listening) as port, connect(f"ws://127.0.0.1:{port}/") as client:
+        client.transport.write(masked(1, b"\xff\xfe"))
+        with pytest.raises(ConnectionClosed):
+            await client.recv()
+        assert client.close_code == 1007
+    assert not [r for r in caplog.records if r.name == "uvicorn.error" and r.levelname == "ERROR"]

@@ -157,6 +157,13 @@ def test_a_segment_without_end_is_ended_with_a_word():
     assert segments == [long]
 
 
+def test_words_whose_symbols_share_a_frame_follow_each_other():
+    transcript, (_, space, *rest) = Transcript(INFO), spell("a bc", 10)
+    shared = [replace(space, text="a"), space, *(replace(e, frame=e.frame - 1) for e in rest), END]
+    (segment,) = (m for e in shared for m in transcript.push([e], 10**6) if isinstance(m, Segment))
+    assert [(w.word, w.start, w.end) for w in segment.words] == [("a", 0.44, 0.48), ("bc", 0.48, 0.52)]
+
+
 @pytest.mark.parametrize(("num_samples", "times"), [(9999, (0.08, 0.16)), (1280, (0.04, 0.08)), (640, (0.04, 0.04))])
 def test_a_word_that_ends_the_audio_keeps_a_frame_where_there_is_room(num_samples: int, times: tuple[float, float]):
     transcript = Transcript(INFO)

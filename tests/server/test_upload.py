@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import socket
 import wave
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,17 @@ def test_a_file_that_is_too_large_is_refused(make_server: Any, lively: Recognize
         assert response.status_code == status
         assert ("more than 1 MB" in response.text) == (status == 413)
     assert server.num_streams == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/listen"])
+def test_an_upload_that_stands_still_is_given_up(make_server: Any, lively: Recognizer, path: str):
+    server = make_server(lively, idle_s=0.5)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+        head = [f"POST {path} HTTP/1.1", "Host: x", "Content-Length: 1000000"]
+        if path == "/v1/audio/transcriptions":
+            head.append("Content-Type: multipart/form-data; boundary=b")
+        client.sendall("\r\n".join([*head, "", "--b\r\n"]).encode())
+        assert client.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
 def test_what_a_form_holds_beside_its_file_is_limited(lively_server: Any):

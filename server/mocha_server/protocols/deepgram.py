@@ -82,7 +82,8 @@ class DeepgramTranslator:
     def said(self, message: Said) -> tuple[str, ...]:
         """See `Translator`."""
         if isinstance(message, Text):
-            return self._text(message)
+            held, self._held = self._held, None  # more text follows: that was not the last segment
+            return (*(self._final(held) if held else ()), *self._text(message))
         if isinstance(message, Segment):
             self._characters = []
             if not self._finalizing:

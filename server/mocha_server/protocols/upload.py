@@ -97,18 +97,26 @@ class Upload:
 def limited(request: Request) -> Request:
     """The same request; reading more of its body than the settings allow raises HTTPException with status 413.
 
-    The rest is read all the same, and forgotten: many clients write all of it before they read an answer.
+    The rest is read all the same, and forgotten: many clients write all of it before they read an answer. Who sends
+    nothing for `Settings.idle_s` before all is sent gets status 408.
     """
-    max_mb, num_bytes = request.app.state.settings.max_upload_mb, 0
+    settings, num_bytes = request.app.state.settings, 0
+
+    async def sent() -> Message:
+        try:
+            async with asyncio.timeout(settings.idle_s):
+                return await request.receive()
+        except TimeoutError:
+            raise HTTPException(408, f"nothing was sent for {settings.idle_s:g} s") from None
 
     async def receive() -> Message:
         nonlocal num_bytes
-        message = await request.receive()
+        message = await sent()
         num_bytes += len(message.get("body", b""))
-        if num_bytes > max_mb * 10**6:
+        if num_bytes > settings.max_upload_mb * 10**6:
             while message.get("more_body"):
-                message = await request.receive()
-            raise HTTPException(413, f"more than {max_mb} MB were sent")
+                message = await sent()
+            raise HTTPException(413, f"more than {settings.max_upload_mb} MB were sent")
         return message
 
     return Request(request.scope, receive)

@@ -164,6 +164,7 @@ class TcpTransport:
             async with asyncio.timeout(SLOW_S):
                 await self._writer.drain()
         except (ConnectionError, TimeoutError):
+            self._writer.transport.abort()
             raise Gone from None
 
     async def close(self, error: Error | None) -> None:
@@ -214,6 +215,8 @@ async def listening(engine: Engine, settings: Settings) -> AsyncIterator[int | N
         finally:
             clients.discard(task)
             writer.close()
+            if writer.transport.get_write_buffer_size():  # what the client does not read is lost
+                asyncio.get_running_loop().call_later(SLOW_S, writer.transport.abort)
 
     together = settings.workers > 1 or None
     server = await asyncio.start_server(

@@ -1,0 +1,43 @@
+"""Deepgram's protocol without sockets: the order of results."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+from starlette.datastructures import QueryParams
+
+from mocha_server.messages import Character, End, Segment, Text, Word
+from mocha_server.protocols.deepgram import DeepgramTranslator
+from mocha_server.protocols.deepgram_options import live_options
+from mocha_server.transcript import ModelInfo
+
+OPTIONS = "encoding=linear16&sample_rate=16000&interim_results=true&vad_events=true"
+
+
+def text(number: int, word: str, frame: int) -> Text:
+    characters = [
+        Character(text=c, frame=frame + n, time=(frame + n) * 0.04, p=0.9, q=0.9, chunk=[]) for n, c in enumerate(word)
+    ]
+    return Text(segment=number, delta=word, characters=characters)
+
+
+def segment(number: int, word: str, start: float, end: float) -> Segment:
+    words = [Word(word=word, start=start, end=end, confidence=0.9)]
+    return Segment(segment=number, text=word, start=start, end=end, words=words)
+
+
+def test_while_it_finalizes_a_segment_is_final_before_the_next_begins():
+    live: Any = SimpleNamespace(heard_s=3.0)
+    info = ModelInfo("m", 16_000, 640, 400, 4)
+    translator = DeepgramTranslator(live_options(QueryParams(OPTIONS)), info, live, "request")
+    translator.received('{"type":"Finalize"}')
+    said = [text(0, "one", 10), segment(0, "one", 0.4, 0.5), text(1, "two", 50), segment(1, "two", 1.8, 1.9)]
+    results = [json.loads(r) for message in [*said, End(segments=2, duration=3)] for r in translator.said(message)]
+    assert [(r["type"], r.get("is_final"), r.get("from_finalize"), r.get("start")) for r in results] == [
+        ("SpeechStarted", None, None, None),
+        ("Results", False, False, 0.0),
+        ("Results", True, False, 0.0),
+        ("SpeechStarted", None, None, None),
+        ("Results", False, False, 0.5),
+        ("Results", True, True, 0.5),
+    ]
