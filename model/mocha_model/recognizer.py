@@ -14,7 +14,7 @@ from torch import Tensor
 from mocha_model.beam import BeamConfig, BeamSearch
 from mocha_model.checkpoint import BUNDLED, CheckpointError, load_checkpoint
 from mocha_model.confidence import Calibration
-from mocha_model.config import ModelConfig
+from mocha_model.config import ModelConfig, SearchConfig
 from mocha_model.emissions import Emission
 from mocha_model.features import FeatureState
 from mocha_model.joint import JointConfig, JointSearch, wording
@@ -103,7 +103,11 @@ def joint_fusion(
     heard = search.phone_weight if phone_weight is None else phone_weight
     lexicon = language.lexicon(config.phones) if config.phones and heard else None
     words = WordReader(lexicon, heard, search.phone_bonus * heard / search.phone_weight) if lexicon else None
-    weight = search.language_weight if language_weight is None else language_weight
+    weight = search.language_weight
+    if lexicon is None and config.phones and heard:  # more is left to it beside phones
+        weight = min(weight, SearchConfig().language_weight)
+    if language_weight is not None:
+        weight = language_weight
     return Fusion(((weight, language),), prior, words)
 
 

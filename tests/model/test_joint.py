@@ -339,3 +339,13 @@ def test_a_model_is_searched_as_its_checkpoint_says(bundled: Recognizer):
         assert text_of(alone) == text_of(both)
         said.append(len(text_of(alone)))
     assert said[1] < 0.8 * said[0]
+
+
+def test_where_the_language_model_does_not_know_the_phones_it_weighs_as_without_any(bundled: Recognizer):
+    weights = []
+    for phones in (bundled.config.phones, tuple(f"?{n}" for n, _ in enumerate(bundled.config.phones))):
+        model_config = bundled.config.model_copy(update={"phones": phones})
+        _, fusion = joint_search(model_config, bundled.tokenizer, 4) or pytest.fail("there is a language model")
+        weights.append((fusion.parts[0][0], fusion.words is not None))
+    assert weights == [(bundled.config.search.language_weight, True), (SearchConfig().language_weight, False)]
+    assert weights[0][0] > weights[1][0]

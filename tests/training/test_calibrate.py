@@ -58,6 +58,15 @@ def test_reliability():
     assert good.error < 0.02 < 0.1 < bad.error  # two nats too sure
     assert good.separation == pytest.approx(bad.separation) and good.separation > 0.7  # the order is the same
     assert held_out([words[n : n + 5] for n in range(0, len(words), 5)]).error < 0.03
+    some = words[:500]
+    pairs = [
+        (a.evidence > b.evidence) + 0.5 * (a.evidence == b.evidence)
+        for a in some
+        if a.right
+        for b in some
+        if not b.right
+    ]
+    assert reliability([(w.evidence, w.right) for w in some]).separation == pytest.approx(np.mean(pairs))
     alike = reliability([(0.3, k % 2 == 0) for k in range(100)])
     assert alike.separation == 0.5
     assert draw({"live": good}).axes[0].lines[1].get_ydata() == pytest.approx(good.accuracy)

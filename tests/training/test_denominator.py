@@ -108,6 +108,16 @@ def test_utterances_with_too_few_frames_count_as_zero_in_both_halves():
     assert both.item() == pytest.approx(first.item() / 5)
 
 
+def test_a_text_that_the_symbols_cannot_spell_counts_as_zero():
+    torch.manual_seed(2)
+    trigrams, num_frames = some_trigrams(3), torch.tensor([5, 5])
+    log_probs = torch.randn(2, 5, FIRST + 3).log_softmax(2)
+    tokens, num_tokens = torch.tensor([[4, 5, 2], [4, Tokenizer.unk_id, 2]]), torch.tensor([3, 3])
+    both = denominator(log_probs, num_frames, tokens, num_tokens, trigrams, FIRST)
+    first = log_total(log_probs[:1], num_frames[:1], trigrams, SPACE)
+    assert both.item() == pytest.approx(first.item() / 4)
+
+
 def test_a_transcript_is_never_likelier_than_all_texts():
     torch.manual_seed(3)
     trigrams = some_trigrams(3)

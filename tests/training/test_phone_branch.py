@@ -1,5 +1,6 @@
 """The branch of phones: what words sound like, what is learned from it, and that the model is saved without."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from mocha_model.checkpoint import load_checkpoint, save_checkpoint
-from mocha_model.config import small, tiny
+from mocha_model.config import SearchConfig, small, tiny
 from mocha_model.encoder import LSTMLayer, MaskedBatchNorm
 from mocha_model.language import WordLanguageModel
 from mocha_model.model import SpeechModel
@@ -17,7 +18,7 @@ from mocha_model.pronunciation import pronounce
 from mocha_model.tokenizer import Tokenizer
 from mocha_training.augment import Augmenter
 from mocha_training.average import average_checkpoints
-from mocha_training.beginnings import started
+from mocha_training.beginnings import BESIDE_PHONES, started
 from mocha_training.config import TrainConfig
 from mocha_training.data import Corpus, Utterance, collate
 from mocha_training.language import count_words, said
@@ -200,6 +201,7 @@ def test_a_head_of_phones_is_trained_alone_and_kept(tmp_path: Path):
 @needs_voice
 def test_a_head_of_phones_does_not_outlive_its_encoder(tmp_path: Path):
     trainer, model = kept_branch(tmp_path / "run")
+    model.config = model.config.model_copy(update={"search": SearchConfig(**BESIDE_PHONES)})
     trainer.save()
     trainer.finish()
     with_head = tmp_path / "run" / "final.safetensors"
@@ -216,7 +218,9 @@ def test_a_head_of_phones_does_not_outlive_its_encoder(tmp_path: Path):
     save_checkpoint(without, model, trainer.tokenizer, {})
     for paths, expected in (([with_head, with_head], phones), ([with_head, without], ()), ([without, with_head], ())):
         average_checkpoints(paths, tmp_path / "mean.safetensors")
-        assert load_checkpoint(tmp_path / "mean.safetensors").config.phones == expected
+        mean = load_checkpoint(tmp_path / "mean.safetensors").config
+        assert mean.phones == expected
+        assert mean.search.language_weight == (1.5 if expected else 1.0), "it stands against phones, or does not"
 
 
 def test_a_mean_has_the_phones_of_the_model_with_most(tmp_path: Path):
@@ -275,6 +279,11 @@ def test_a_branch_begins_with_the_head_that_the_model_has(tmp_path: Path):
     assert new and torch.equal(branch.output.weight[known], head.weight[old])
     assert torch.equal(branch.output.bias[known], head.bias[old])
     assert not branch.output.weight[new].any() and (branch.output.bias[new] == head.bias.min()).all()
+    again = started(tmp_path / "run" / "final.safetensors", sounds(), None)
+    again.model.give_phones(phones, copy.deepcopy(head))
+    kept = PhoneBranch(again.model, again.tokenizer, [*TEXTS, "azure"], keep=True)
+    assert again.model.phones is kept.output and again.model.config.phones == tuple(kept.phones)
+    assert torch.equal(kept.output.weight[known], head.weight[old])
 
 
 @pytest.mark.parametrize("recipe", [discriminative, sounds])

@@ -33,7 +33,7 @@ from mocha_training.average import average_checkpoints
 from mocha_training.batches import EpochBatches
 from mocha_training.beginnings import BESIDE_PHONES, TOLD_APART, started
 from mocha_training.config import TrainConfig
-from mocha_training.data import Batch, Corpus, CorpusError, load_corpus, make_batches, trainable
+from mocha_training.data import Batch, Corpus, CorpusError, load_corpus, make_batches, trainable, writable
 from mocha_training.denominator import character_trigrams, denominator
 from mocha_training.evaluate import Result, evaluate_corpus, summarize, symbol_latencies
 from mocha_training.path import drawn_slips, path_losses, sampled, slipped
@@ -127,6 +127,43 @@ def test_malformed_manifests_are_named(tmp_path: Path):
         (tmp_path / name).write_text(content)
         with pytest.raises(CorpusError, match=name):
             load_corpus(tmp_path / name, tmp_path)
+
+
+def test_shards_and_manifests_as_others_write_them(tmp_path: Path, manifest: Path):
+    rows = [json.loads(line) for line in manifest.read_text().splitlines()][:2]
+    with tarfile.open(manifest.parent / rows[0]["shard"]) as tar, tarfile.open(tmp_path / "s.tar", "w") as out:
+        for row in rows:
+            member = next(m for m in tar if m.name.startswith(f"{row['key']}.") and not m.name.endswith(".json"))
+            data, suffix = tar.extractfile(member).read(), member.name.rpartition(".")[2]  # type: ignore[union-attr]
+            for name, content in ((f"./{row['key']}.txt", b"text"), (f"./{row['key']}.{suffix}", data)):
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                out.addfile(info, io.BytesIO(content))
+    texts = ["one\u2028two", "three"]
+    lines = [
+        json.dumps(r | {"shard": "s.tar", "text": t}, ensure_ascii=False) for r, t in zip(rows, texts, strict=True)
+    ]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    found = load_corpus(tmp_path / "train.jsonl", tmp_path / "cache")
+    assert [u.text for u in found.utterances] == ["one two", "three"]
+    for samples in (tmp_path / "cache").glob("*.i16"):
+        samples.unlink()  # to make room
+    assert load_corpus(tmp_path / "train.jsonl", tmp_path / "cache").utterances == found.utterances
+    (tmp_path / "twice.jsonl").write_text("\n".join([lines[0], lines[0]]), encoding="utf-8")
+    with pytest.raises(CorpusError, match=f"{rows[0]['key']} twice"):
+        load_corpus(tmp_path / "twice.jsonl", tmp_path / "cache")
+
+
+def test_what_a_model_cannot_write_is_left_out_and_told(corpus: Corpus):
+    tokenizer = Tokenizer.from_texts(u.text for u in corpus.utterances)
+    assert writable(corpus, tokenizer) == (corpus, "")
+    first = replace(corpus.utterances[0], text=corpus.utterances[0].text.replace("e", "é", 1) + "ë")
+    accented = Corpus((first, *corpus.utterances[1:]), corpus.files)
+    kept, told = writable(accented, tokenizer)
+    assert kept.utterances == corpus.utterances[1:]
+    assert told == "; 1 have what the model cannot write ('é', 'ë') and are left out"
+    with pytest.raises(ValueError, match="of 1 utterances 1 have what the model cannot write"):
+        writable(accented.subset([0]), tokenizer)
 
 
 def test_a_changed_shard_is_decoded_again(manifest: Path, tmp_path: Path):

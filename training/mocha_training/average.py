@@ -9,6 +9,7 @@ import torch
 
 from mocha_model.checkpoint import Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
 from mocha_model.model import SpeechModel
+from mocha_training.beginnings import without_phones
 from mocha_training.weights import grown
 
 
@@ -38,6 +39,9 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
             for name, tensor in states[-1].items()
         }
     )
+    if any(c.config.phones for c in loaded) and not last.model.config.phones:
+        search = without_phones(last.config.search)
+        last.model.config = last.model.config.model_copy(update={"search": search})
     save_checkpoint(target, last.model, last.tokenizer, last.provenance | {"averaged": len(loaded)}, compact=True)
 
 

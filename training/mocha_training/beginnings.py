@@ -133,6 +133,14 @@ def _told(model: ModelConfig, otherwise: ModelConfig, config: TrainConfig) -> Mo
     return model.with_dropout(dropout).with_hop(hop).with_look_ahead(ahead)
 
 
+def without_phones(search: SearchConfig) -> SearchConfig:
+    """`search`, which was for a model with a head of phones, for one without."""
+    told_apart = search.prior_weight == TOLD_APART.prior_weight
+    usual = TOLD_APART if told_apart else SearchConfig()
+    weights = {"language_weight": usual.language_weight, "length_bonus": usual.length_bonus}
+    return search.model_copy(update=weights)
+
+
 def _searched(model: ModelConfig, config: TrainConfig) -> ModelConfig:
     """`model`, to be searched as what `config` trains wants it, and without phones of an encoder that will be another.
 

@@ -7,6 +7,7 @@ import jiwer
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 
 from mocha_model.checkpoint import Checkpoint
 from mocha_model.confidence import Calibration
@@ -69,7 +70,10 @@ def fit(words: Sequence[HeardWord]) -> Calibration:
 
 
 def held_out(utterances: Sequence[Sequence[HeardWord]]) -> "Reliability":
-    """How a calibration does on utterances that it was not fitted on: each half by the other's."""
+    """How a calibration does on utterances that it was not fitted on: each half by the other's.
+
+    Raises ValueError where one half has no word.
+    """
     halves = [[word for words in utterances[start::2] for word in words] for start in (0, 1)]
     judged = [(fit(other), words) for words, other in (halves, halves[::-1])]
     return reliability([(c(w.evidence), w.right) for c, words in judged for w in words])
@@ -103,8 +107,9 @@ def reliability(words: Sequence[tuple[float, bool]]) -> Reliability:
     mean, share = (np.array([values[b].mean() for b in bins]) for values in (confidence, right))
     sizes = np.array([len(b) for b in bins])
     error = float((np.abs(mean - share) * sizes).sum() / sizes.sum())
-    wins = confidence[right == 1][:, None] - confidence[right == 0][None]
-    separation = float(((wins > 0) + 0.5 * (wins == 0)).mean()) if wins.size else float("nan")
+    num_right, num_wrong = int(right.sum()), int((1 - right).sum())
+    above = rankdata(confidence)[right == 1].sum() - num_right * (num_right + 1) / 2  # pairs that are in order
+    separation = float(above / (num_right * num_wrong)) if num_right and num_wrong else float("nan")
     return Reliability(mean, share, error, separation, len(words))
 
 

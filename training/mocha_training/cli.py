@@ -26,7 +26,7 @@ from mocha_training.augment import Augmenter
 from mocha_training.average import average_checkpoints
 from mocha_training.beginnings import first_model, refuse_beside_model, refuse_without_model, started
 from mocha_training.config import Preset, TrainConfig
-from mocha_training.data import Corpus, CorpusError, decode_audio, find_manifest, load_corpus, trainable
+from mocha_training.data import Corpus, CorpusError, decode_audio, find_manifest, load_corpus, trainable, writable
 from mocha_training.evaluate import Decoding, evaluate_corpus, write_hypotheses
 from mocha_training.reports import show_report
 from mocha_training.splicing import SplicePoint, kept_splice_points
@@ -109,17 +109,18 @@ def train(
         noises, dev = _first(data, "noise", config.units), _first(data, "dev", config.units)
         dev = None if dev is None else _some(dev, dev_utterances)
         start = first_model(config, corpus, mechanism, chunk_width) if init is None else started(init, config, preset)
+        corpus, left_out = writable(corpus, start.tokenizer)
         points: Sequence[tuple[SplicePoint, ...]] = ()
         if config.augment.splice_probability:
             points = kept_splice_points(out / "splice-points.json", start.model.to(device), start.tokenizer, corpus)
         augmenter = Augmenter(config.augment, corpus, noises, points)
         trainer = Trainer(config, start.model, start.tokenizer, augmenter, dev, out, device, start.provenance)
         resumed = trainer.resume()
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError, OSError) as error:
         raise _fail(error) from error
     size = f"{start.model.num_parameters / 1e6:.2f} M parameters"
     begun = f"; resumed at step {trainer.step}" if resumed else ""
-    console.print(f"{len(corpus.utterances)} utterances, {corpus.seconds / 3600:.2f} h; {size}{begun}")
+    console.print(f"{len(corpus.utterances)} utterances, {corpus.seconds / 3600:.2f} h; {size}{begun}{left_out}")
     try:
         trainer.run()
     except CheckpointError as error:

@@ -12,7 +12,7 @@ import os
 import tarfile
 import tempfile
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -32,6 +32,8 @@ from mocha_model.config import SAMPLE_RATE
 from mocha_model.tokenizer import Tokenizer, Units, normalize_text, split_text
 
 Samples = NDArray[np.int16]
+BESIDE = ("json", "txt", "lab", "trn", "csv", "tsv")  # files of a shard that are no recordings
+FEW = 6  # symbols that a message names
 
 
 class CorpusError(ValueError):
@@ -128,11 +130,11 @@ def load_corpus(manifest: Path, cache: Path | None = None, units: Units = "chara
         raise CorpusError(f"{manifest}: no such manifest")
     base = (cache or cache_directory()) / _fingerprint(manifest)
     index, flat = base.with_suffix(".json"), base.with_suffix(".i16")
-    if not index.is_file():
+    if not (index.is_file() and flat.is_file()):
         try:
             base.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(base.with_suffix(".lock")):
-                if not index.is_file():
+                if not (index.is_file() and flat.is_file()):
                     _decode(manifest, index, flat)
         except OSError as error:
             raise CorpusError(f"{flat}: cannot be written; $MOCHA_CACHE says where else ({error})") from error
@@ -196,7 +198,8 @@ def _in_order(recordings: Iterator[Undecoded]) -> Iterator[tuple[Utterance, Samp
 
 def _rows(manifest: Path) -> list[dict[str, Any]]:
     try:
-        rows = [json.loads(line) for line in manifest.read_text(encoding="utf-8").splitlines()]
+        lines = manifest.read_text(encoding="utf-8").split("\n")  # a text may have other ends of lines
+        rows = [json.loads(line) for line in lines if line.strip()]
         lacking = [name for row in rows for name in ("key", "shard", "text", "corpus") if name not in row]
     except (ValueError, TypeError) as error:
         raise CorpusError(f"{manifest}: not lines of JSON objects ({error})") from error
@@ -208,7 +211,10 @@ def _rows(manifest: Path) -> list[dict[str, Any]]:
 def _shard_recordings(manifest: Path) -> Iterator[Undecoded]:
     by_shard: dict[str, dict[str, dict[str, Any]]] = {}
     for row in _rows(manifest):
-        by_shard.setdefault(row["shard"], {})[row["key"]] = row
+        wanted = by_shard.setdefault(row["shard"], {})
+        if row["key"] in wanted:
+            raise CorpusError(f"{manifest}: {row['shard']} has {row['key']} twice")
+        wanted[row["key"]] = row
     for shard, wanted in by_shard.items():
         try:
             with tarfile.open(manifest.parent / shard) as tar:
@@ -228,9 +234,9 @@ def _files(tar: tarfile.TarFile, wanted: dict[str, dict[str, Any]]) -> Iterator[
     What comes after the last of them is not read: it may be torn, if the program that wrote it was killed.
     """
     while wanted and (member := tar.next()):
-        key, _, suffix = member.name.rpartition(".")
+        key, _, suffix = member.name.removeprefix("./").rpartition(".")
         file = tar.extractfile(member)
-        if key in wanted and suffix != "json" and file is not None:
+        if key in wanted and suffix not in BESIDE and file is not None:
             yield wanted.pop(key), member.name, file.read()
 
 
@@ -286,6 +292,21 @@ def trainable(corpus: Corpus, min_seconds: float, max_seconds: float, units: Uni
         and len(split_text(u.text, units)) / (u.num_samples / SAMPLE_RATE) < 24
     ]
     return corpus.subset(kept)
+
+
+def writable(corpus: Corpus, tokenizer: Tokenizer) -> tuple[Corpus, str]:
+    """What of `corpus` `tokenizer` can write, and what to say of the rest; raises ValueError where that is all."""
+    texts = [split_text(u.text, tokenizer.units) for u in corpus.utterances]
+    lacking = Counter(symbol for text in texts for symbol in set(text).difference(tokenizer.symbols))
+    kept = [i for i, text in enumerate(texts) if lacking.keys().isdisjoint(text)]
+    if not lacking:
+        return corpus, ""
+    commonest = sorted(lacking, key=lambda symbol: (-lacking[symbol], symbol))
+    symbols = ", ".join(map(repr, commonest[:FEW])) + (" …" if len(lacking) > FEW else "")
+    told = f"{len(texts) - len(kept)} have what the model cannot write ({symbols})"
+    if not kept:
+        raise ValueError(f"of {len(texts)} utterances {told}")
+    return corpus.subset(kept), f"; {told} and are left out"
 
 
 def make_batches(

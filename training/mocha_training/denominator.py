@@ -50,9 +50,11 @@ def denominator(
 ) -> Tensor:
     """Logarithm of the sum over all texts of their probabilities by CTC times those by `trigrams`, per character.
 
-    Of the same utterances as `losses.ctc`, whose tensors it has; `space` is the symbol that texts stand between.
+    Of the same utterances as `losses.ctc`, whose tensors it has, but for those that the symbols cannot spell: no other
+    text has the symbol that stands for what is unknown, so its probability would grow without bound. `space` is the
+    symbol that texts stand between.
     """
-    possible = has_ctc_path(num_frames, tokens, num_tokens)
+    possible = has_ctc_path(num_frames, tokens, num_tokens) & (tokens != Tokenizer.unk_id).all(1)
     total = torch.where(possible, log_total(log_probs, num_frames, trigrams, space - FIRST), 0.0)
     return total.sum() / (num_tokens - 1).sum().clamp(min=1)
 

@@ -31,9 +31,10 @@ class PhoneBranch(nn.Module):
     """
 
     def __init__(self, model: SpeechModel, tokenizer: Tokenizer, texts: list[str], keep: bool = False) -> None:
-        """`texts` have all words that will be learned from; with `keep` the model is given its output layer as a head.
+        """`texts` have all words that will be learned from.
 
-        Without, a head that the model has is taken from it: the branch begins with that, else with weights of 0.
+        The branch begins with the head that the model has, which is taken from it, else with weights of 0. With `keep`
+        the model is given its output layer as a head.
 
         Raises PronunciationError, or ValueError for a network.
         """
@@ -51,11 +52,9 @@ class PhoneBranch(nn.Module):
         self.output = nn.Linear(model.config.encoder.size_below, len(self.phones) + 1)
         nn.init.zeros_(self.output.weight)
         self.begins_alone = model.phones is None
-        if keep:
-            model.give_phones(tuple(self.phones), self.output)
-        elif model.phones is not None:
+        if model.phones is not None:
             self._begin_with(model.phones, model.config.phones)
-            model.give_phones((), None)
+        model.give_phones(*((tuple(self.phones), self.output) if keep else ((), None)))
         self.heard: tuple[Tensor, Tensor] | None = None
         layers[-2].register_forward_hook(self._listen)
 
