@@ -25,6 +25,7 @@ class Captions:
         self._closed: list[str] = []  # cues of closed segments, as they are written
         self._open: list[Character] = []
         self._written_s = 0.0
+        path.parent.mkdir(parents=True, exist_ok=True)
         self._write()
 
     def push(self, event: Event) -> None:

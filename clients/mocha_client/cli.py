@@ -81,12 +81,15 @@ def stream(
     microphone: Annotated[bool, typer.Option(help="listen to the microphone until Ctrl-C")] = False,
     captions: Annotated[Path | None, typer.Option(help="keep captions in this .srt or .vtt file, live")] = None,
     encoding: Annotated[Encoding | None, typer.Option(help="the input has no header: raw samples like this")] = None,
-    rate: Annotated[int, typer.Option(min=8_000, max=48_000, help="Hz of raw samples")] = 16_000,
-    channels: Annotated[int, typer.Option(min=1, max=8, help="of raw samples, interleaved")] = 1,
+    rate: Annotated[int | None, typer.Option(min=8_000, max=48_000, help="Hz of raw samples; 16000")] = None,
+    channels: Annotated[int | None, typer.Option(min=1, max=8, help="of raw samples, interleaved; 1")] = None,
     phrase: Annotated[list[str] | None, typer.Option(help="expect this name or phrase; may be given again")] = None,
     patient: Annotated[
         bool | None,
-        typer.Option("--patient/--greedy", help="far fewer errors, a quarter of a second later; as the server is set"),
+        typer.Option(
+            "--patient/--greedy",
+            help="far fewer errors, but later / each character at its frame; else as the server is set",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per file at its end, nothing else")] = False,
 ) -> None:
@@ -95,11 +98,13 @@ def stream(
         _refuse("give files, or - for a pipe, or --microphone")
     if microphone and encoding:
         _refuse("--encoding is for files and pipes")
+    if (rate or channels) and not encoding:
+        _refuse("--rate and --channels are of samples without a header, and need --encoding")
     if captions and captions.suffix.lower() not in FORMATS:
         _refuse("--captions needs a name that ends in .srt or .vtt")
     if captions and len(files or []) > 1:
         _refuse("--captions is for one file at a time: times of several would overlap")
-    audio = Start(sample_rate=rate, encoding=encoding, channels=channels) if encoding else DECODED
+    audio = Start(sample_rate=rate or 16_000, encoding=encoding, channels=channels or 1) if encoding else DECODED
     try:
         start = Start(**audio.model_dump() | {"phrases": phrase or (), "patient": patient})
     except ValidationError:

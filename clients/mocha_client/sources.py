@@ -45,8 +45,11 @@ def decoded_pieces(path: str | IO[bytes], chunk_ms: int) -> Iterator[bytes]:
                 while len(held) >= size:
                     yield bytes(held[:size])
                     del held[:size]
-    except (av.FFmpegError, OSError, ValueError, IndexError) as error:
-        raise SourceError(f"{path}: not readable as audio ({error})") from error
+    except IndexError as error:
+        raise SourceError(f"{path}: there is no audio in it; without a header it needs --encoding") from error
+    except (av.FFmpegError, OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise SourceError(f"{path}: not readable as audio ({why}); without a header it needs --encoding") from error
     if not some:
         pipe = ": formats with their index at the end, such as m4a, cannot be read from a pipe" if path == "-" else ""
         raise SourceError(f"{path}: no audio could be decoded{pipe}")

@@ -44,6 +44,8 @@ class View(Protocol):
 class PlainView:
     """Deltas to standard output."""
 
+    _shown = False
+
     def __enter__(self) -> "PlainView":
         """Nothing to begin."""
         return self
@@ -51,8 +53,9 @@ class PlainView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the line."""
-        print(flush=True)
+        """End the line, if there is one."""
+        if self._shown or error is None:
+            print(flush=True)
 
     def heard(self, piece: bytes) -> None:
         """Show nothing."""
@@ -60,6 +63,7 @@ class PlainView:
     def said(self, event: Event) -> None:
         """Print what is new."""
         if isinstance(event, Text):
+            self._shown = True
             print(event.delta, end="", flush=True)
 
 

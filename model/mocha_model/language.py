@@ -314,6 +314,8 @@ class WordLanguageModel:
                 if tuple(json.loads(metadata.get("vocabulary", "[]"))) != tuple(tokenizer.symbols):
                     raise VocabularyError(f"{path}: made for another vocabulary than the recogniser's")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except FileNotFoundError as error:
+            raise LanguageModelError(f"{path}: no such language model") from error
         except (SafetensorError, OSError) as error:
             raise LanguageModelError(f"{path}: not a readable safetensors file ({error})") from error
         try:

@@ -11,6 +11,7 @@ import torch
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 from starlette.types import Scope
 
 from mocha_model.recognizer import Recognizer
@@ -26,6 +27,7 @@ from mocha_server.protocols import (
     vosk,
     wyoming,
 )
+from mocha_server.protocols.openai_transcriptions import RequestError
 from mocha_server.settings import Settings
 
 router = APIRouter()
@@ -36,6 +38,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 PAGE_HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -51,6 +54,7 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
     Raises:
         CheckpointError: the checkpoint cannot be used.
         LanguageModelError: the language model cannot be used.
+        ValueError: a setting does not fit the checkpoint.
 
     """
     settings = settings or Settings()
@@ -86,6 +90,7 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
     for adapter in (native, openai_transcriptions, openai_realtime, deepgram, deepgram_file, vosk):
         app.include_router(adapter.router)
     app.include_router(router)
+    app.add_api_route("/v1/{path:path}", _nothing_there, methods=METHODS, include_in_schema=False)
     app.mount("/client", Page(packages=[("mocha_client", "javascript")]))
     app.mount("/", Page(directory=WEB, html=True))
     return app
@@ -94,6 +99,16 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
 async def _gone(_request: Request, _error: Exception) -> Response:
     """To nobody: the client has left before its request was read or answered."""
     return Response(status_code=499)
+
+
+async def _nothing_there(request: Request) -> Response:
+    """What OpenAI's clients understand, where there is no such path, or not for this method."""
+    matches = (route.matches(request.scope)[0] for route in request.app.routes)
+    known = any(match is Match.PARTIAL for match in matches)
+    path = request.url.path
+    if known:
+        return RequestError(405, "method_not_allowed", f"{path} is not for {request.method}").response()
+    return RequestError(404, "not_found", f"there is no {path}").response()
 
 
 @router.get("/health")
@@ -130,6 +145,10 @@ def _readers(settings: Settings, recognizer: Recognizer) -> _Readers:
     language = recognizer.language(settings.language_model) if files or live or final else None
     if language is None:
         return _Readers(recognizer)
+    frame_ms = 1000 * recognizer.frame_samples / recognizer.sample_rate
+    least_ms = (recognizer.config.encoder.look_ahead_frames + 1) * frame_ms
+    if live and settings.live_patience_ms < least_ms:
+        raise ValueError(f"live_patience_ms: at least {least_ms:.0f} for this model, which hears so far ahead")
     return _Readers(
         recognizer.settling(final, language) if final else recognizer,
         recognizer.searching(live, language, settings.live_patience_ms / 1000) if live else None,

@@ -4,6 +4,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -70,17 +71,19 @@ def serve(
             raise typer.Exit(1)
         _check_free(settings.host, settings.wyoming_port)
     try:
-        app = create_app(settings)
-    except (CheckpointError, LanguageModelError) as error:
-        _complain(error)
-        raise typer.Exit(1) from error
-    shown = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0") else settings.host
-    console.print(f"open http://{shown}:{settings.port}/ and speak; API documentation at /docs")
-    try:
-        serving.run(app, settings.host, settings.port, settings.workers)
+        listener = serving.listen(settings.host, settings.port)
     except OSError as error:
         _complain(f"cannot listen at {settings.host}:{settings.port} ({error.strerror})")
         raise typer.Exit(1) from error
+    try:
+        app = create_app(settings)
+    except (CheckpointError, LanguageModelError, ValueError) as error:
+        _complain(error)
+        raise typer.Exit(1) from error
+    shown = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0", "::") else settings.host
+    address = f"http://{f'[{shown}]' if ':' in shown else shown}:{listener.getsockname()[1]}/"
+    told = partial(console.print, f"open {address} and speak; API documentation at /docs", soft_wrap=True)
+    serving.run(app, listener, settings.workers, told)
 
 
 def _complain(why: object) -> None:

@@ -29,7 +29,10 @@ def prepare(clips: list[bytes], piece_ms: int, device: str) -> Callable[[int, fl
     """A function that runs N streams begun within so many seconds; stream i says clip ``i % len(clips)`` (s16le).
 
     It returns the rows, the mean number of cores used meanwhile, and the memory of the process before and at the end.
+    Raises ValueError where there is no such device, or no usable checkpoint.
     """
+    if device != "cpu" and not (device == "cuda" and torch.cuda.is_available()):
+        raise ValueError(f"--device {device}: there is {'cpu and cuda' if torch.cuda.is_available() else 'cpu alone'}")
     settings = Settings()
     torch.set_num_threads(settings.threads)
     keep_memory()

@@ -4,7 +4,9 @@ No routes, no model.
 """
 
 import asyncio
+import multiprocessing
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -99,8 +101,22 @@ class ReadAhead(WebSocketsSansIOProtocol):
             self.handshake_complete = True
 
 
-def server(app: FastAPI) -> uvicorn.Server:
-    """A server of `app`, to be run on a socket.
+class _Server(uvicorn.Server):
+    """A server that says when it serves."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._tell = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server`."""
+        await super().startup(sockets)
+        if self.started:
+            self._tell()
+
+
+def server(app: FastAPI, started: Callable[[], None] = lambda: None) -> uvicorn.Server:
+    """A server of `app`, to be run on a socket; calls `started` when it serves.
 
     Messages are not compressed: they are small, and a compressor costs more memory than all else of a stream. A pong
     may take its time: that of a client which sends faster than real time waits behind all the audio it has written.
@@ -110,23 +126,28 @@ def server(app: FastAPI) -> uvicorn.Server:
     config = uvicorn.Config(
         app, log_level="warning", loop="asyncio", ws=ReadAhead, ws_per_message_deflate=False, ws_ping_timeout=None
     )
-    return uvicorn.Server(config)
+    return _Server(config, started)
 
 
-def run(app: FastAPI, host: str, port: int, workers: int) -> None:
+def listen(host: str, port: int) -> socket.socket:
+    """The socket to serve from; raises OSError if the address cannot be used."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)
+
+
+def run(app: FastAPI, listener: socket.socket, workers: int, started: Callable[[], None] = lambda: None) -> None:
     """Serve until interrupted, with `workers` processes forked from this one, so that they share its weights.
 
-    Raises OSError if the address cannot be used.
+    Calls `started` in the first process that serves.
     """
     keep_memory()
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     if workers == 1:
-        server(app).run([listener])
+        server(app, started).run([listener])
         return
+    first = multiprocessing.get_context("fork").Lock()  # which it never gives back
 
     def serve(place: int, handed: Handed) -> None:
         app.state.metrics.become(place)
-        server(app).run([handed])
+        server(app, lambda: started() if first.acquire(block=False) else None).run([handed])
 
     Workers(workers, listener, serve).run()

@@ -140,5 +140,5 @@ def wants_patience(data: str | bytes) -> bool | None:
 def explain(error: ValidationError) -> str:
     """What is wrong with a message, without its content."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else str(first["msg"])
+    where, what = ".".join(str(part) for part in first["loc"]), str(first["msg"]).removeprefix("Value error, ")
+    return f"{where}: {what}" if where else what

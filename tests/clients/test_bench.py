@@ -3,6 +3,8 @@
 import io
 import json
 import shutil
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,17 @@ def test_no_server_and_no_speech(manifest: Path, tmp_path: Path):
     assert nobody.exit_code == 1 and "error:" in nobody.output
     nothing = CliRunner().invoke(APP, [*options, str(tmp_path / "none.jsonl")])
     assert nothing.exit_code == 1 and "not a readable manifest" in nothing.output
+
+
+def test_what_cannot_be_measured_is_said(manifest: Path, monkeypatch: pytest.MonkeyPatch):
+    options = ["--seconds", "1", "--clips", "1", "--manifest", str(manifest)]
+    device = CliRunner().invoke(APP, [*options, "--engine", "--device", "gpu"])
+    assert device.exit_code == 1 and "error: --device gpu: there is cpu" in device.output
+    assert CliRunner().invoke(APP, [*options, "--search", "--most", "0"]).exit_code == 2
+    monkeypatch.setenv("MOCHA_MODEL", "nope")
+    command = [str(Path(sys.executable).with_name("mocha-asr")), "bench", *options, "--serve"]
+    unable = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert unable.returncode == 1 and unable.stderr.endswith("error: the server did not start\n")
 
 
 @pytest.mark.parametrize("bad", ["", "{", '{"key": "weather"}', '{"key": "other", "shard": "a.tar"}'])

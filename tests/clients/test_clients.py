@@ -1,11 +1,14 @@
 """Our client and the command line, as a user runs them, against a real server."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -131,7 +134,16 @@ def test_stream_command_reads_a_pipe_and_prints_text(lively_server: Any, expecte
 def test_stream_command_explains_what_is_wrong(lively_server: Any, tmp_path: Path):
     assert b"no mocha-asr server" in run("stream", CLIP, "--url", "ws://127.0.0.1:9/x").stderr
     done = run("stream", str(tmp_path / "missing.wav"), "--url", lively_server.url)
-    assert done.returncode == 1 and b"missing.wav" in done.stderr
+    assert done.returncode == 1 and b"missing.wav" in done.stderr and not done.stdout
+    (tmp_path / "speech.raw").write_bytes(bytes(32_000))
+    for path, stdin in ((str(tmp_path / "speech.raw"), None), ("-", bytes(32_000)), ("-", b"")):
+        done = run("stream", path, "--url", lively_server.url, stdin=stdin)
+        assert done.returncode == 1 and b"without a header it needs --encoding" in done.stderr
+    done = run("stream", CLIP, "--rate", "8000", "--url", lively_server.url)
+    assert done.returncode == 2 and b"need --encoding" in done.stderr
+    captions = tmp_path / "no" / "such" / "place.srt"
+    assert run("stream", CLIP, "--url", lively_server.url, "--captions", str(captions)).returncode == 0
+    assert captions.read_text()
     assert run("stream").returncode == 2
     at_its_end = run("stream", "-", "--url", lively_server.url, stdin=M4A.read_bytes())
     assert at_its_end.returncode == 1 and b"cannot be read from a pipe" in at_its_end.stderr
@@ -155,6 +167,32 @@ def test_transcribe_command(tmp_path: Path):
     assert missing.returncode == 1 and b"nothing.wav" in missing.stderr
     several = run("transcribe", CLIP, CLIP, "--format", "srt")
     assert several.returncode == 2 and not several.stdout and b"srt is of one file" in several.stderr
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_server_says_where_it_is_when_it_serves(workers: str):
+    command = [str(Path(sys.executable).with_name("mocha-asr")), "serve", "--port", "0", "--workers", workers]
+    environment = {**os.environ, "MOCHA_FILE_BEAM": "0", "MOCHA_LIVE_BEAM": "0"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as server:
+        assert server.stdout
+        told = server.stdout.readline()
+        address = told.removeprefix("open ").split()[0]
+        try:
+            assert httpx.get(f"{address}health").json()["status"] == "ok", told
+        finally:
+            server.terminate()
+        assert not server.stdout.read()
+
+
+def test_a_server_that_cannot_serve_says_why_and_nothing_else(monkeypatch: pytest.MonkeyPatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run("serve", "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 1 and b"cannot listen" in done.stderr and b"open" not in done.stderr
+    monkeypatch.setenv("MOCHA_LIVE_PATIENCE_MS", "100")
+    done = run("serve", "--port", "0")
+    assert done.returncode == 1 and done.stderr.startswith(b"error: live_patience_ms: at least 252 for this model")
 
 
 def test_one_port_cannot_be_that_of_two_protocols():

@@ -223,6 +223,7 @@ def test_wrong_options_are_explained(lively_server: Any, tmp_path: Path):
     assert run(str(CLIP), "--captions", "live.txt") == (2, "error: --captions needs a name that ends in .srt or .vtt")
     assert run(str(CLIP), str(CLIP), "--captions", "live.srt")[0] == 2
     assert run("--microphone", "--encoding", "mulaw")[0] == 2
+    (tmp_path / "nowhere").touch()  # no directory
     code, errors = run(str(CLIP), "--captions", str(tmp_path / "nowhere" / "live.srt"))
     assert code == 1 and "nowhere" in errors
     missing = tmp_path / f"missing-{'x' * 90}.raw"

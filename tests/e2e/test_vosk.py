@@ -134,7 +134,17 @@ async def test_nothing_said(server: Any):
 
 
 @pytest.mark.parametrize(
-    "bad", ["hello", "[]", '{"config":{"sample_rate":1}}', '{"config":{"sample_rate":"x"}}', '{"config":7}']
+    "bad",
+    [
+        "hello",
+        "[]",
+        "{}",
+        '{"conf":{}}',
+        '{"type":"start"}',
+        '{"config":{"sample_rate":1}}',
+        '{"config":{"sample_rate":"x"}}',
+        '{"config":7}',
+    ],
 )
 async def test_bad_text_is_an_error_and_closes(lively_server: Any, bad: str):
     async with connect(address(lively_server)) as socket:

@@ -123,6 +123,21 @@ def test_bad_requests(lively_server: Any):
     )
 
 
+def test_other_paths_and_methods_get_openai_errors(lively_server: Any):
+    for method, path, status in (
+        ("GET", "/v1/audio/transcriptions", 405),
+        ("POST", "/v1/models", 405),
+        ("POST", "/v1/audio/transcriptions/", 404),
+        ("POST", "/v1/chat/completions", 404),
+        ("GET", "/v1/nothing", 404),
+    ):
+        response = httpx.request(method, lively_server.http + path)
+        assert response.status_code == status, path
+        assert (
+            response.json()["error"]["type"] == "invalid_request_error" and path in response.json()["error"]["message"]
+        )
+
+
 def test_full_server_refuses_uploads(make_server: Any, lively: Recognizer):
     server = make_server(lively, max_streams=1)
     engine = server.app.state.live.greedy

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
@@ -116,6 +117,10 @@ def train(
         augmenter = Augmenter(config.augment, corpus, noises, points)
         trainer = Trainer(config, start.model, start.tokenizer, augmenter, dev, out, device, start.provenance)
         resumed = trainer.resume()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where, what = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        raise _fail(f"{where}: {what}" if where else what) from error
     except (ValueError, KeyError, AttributeError, OSError) as error:
         raise _fail(error) from error
     size = f"{start.model.num_parameters / 1e6:.2f} M parameters"
@@ -188,7 +193,7 @@ def evaluate(
     ] = None,
     length_bonus: Annotated[float | None, typer.Option(help="per symbol, in either; joint: the model's own")] = None,
     selection_weight: Annotated[float | None, typer.Option(help="of the path's decisions, in beam search")] = None,
-    lm: Annotated[Path | None, typer.Option(help="language model of `train-lm`, for either")] = None,
+    lm: Annotated[Path | None, typer.Option(help="language model of `train-lm`, for either; none if not given")] = None,
     lm_weight: Annotated[
         float | None,
         typer.Option(help=f"of the language model; joint: the model's own, beam: {searches.BEAM_LANGUAGE_WEIGHT}"),
@@ -272,7 +277,7 @@ def _transcripts(held_out: list[Path] | None) -> list[str]:
 
 def synthesize(
     text: Annotated[list[Path], typer.Option(help="plain or gzipped text, a sentence a line; may be given again")],
-    hours: Annotated[float, typer.Option(help="of speech, at least")],
+    hours: Annotated[float, typer.Option(min=1e-6, help="of speech, at least")],
     out: Annotated[Path, typer.Option(help="directory for train.jsonl and its shards, which `train --data` takes")],
     max_characters: Annotated[int, typer.Option(help="longer sentences are left out")] = 140,
     kokoro: Annotated[Path | None, typer.Option(envvar="MOCHA_KOKORO", help="its directory (docs/recipes.md)")] = None,

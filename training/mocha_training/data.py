@@ -127,7 +127,8 @@ def load_corpus(manifest: Path, cache: Path | None = None, units: Units = "chara
 
     """
     if not manifest.is_file():
-        raise CorpusError(f"{manifest}: no such manifest")
+        directory = "is a directory; a manifest is a file in it, such as dev.jsonl"
+        raise CorpusError(f"{manifest}: {directory if manifest.is_dir() else 'no such manifest'}")
     base = (cache or cache_directory()) / _fingerprint(manifest)
     index, flat = base.with_suffix(".json"), base.with_suffix(".i16")
     if not (index.is_file() and flat.is_file()):

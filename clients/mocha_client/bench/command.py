@@ -41,7 +41,7 @@ def bench(
     processes: Annotated[int, typer.Option(min=1, help="processes that send")] = max(1, (os.cpu_count() or 2) // 2),
     search: Annotated[bool, typer.Option(help="find the most streams that keep within --limit-ms")] = False,
     limit_ms: Annotated[float, typer.Option(help="p99 of the emission lag that --search allows")] = 300.0,
-    most: Annotated[int, typer.Option(help="where --search stops")] = 20_000,
+    most: Annotated[int, typer.Option(min=1, help="where --search stops")] = 20_000,
     serve: Annotated[bool, typer.Option(help="start a server for the run; MOCHA_ variables set it up")] = False,
     engine: Annotated[bool, typer.Option(help="no server and no sockets: the engine alone, in this process")] = False,
     device: Annotated[str, typer.Option(help="of --engine: cpu or cuda")] = "cpu",
@@ -148,6 +148,8 @@ def _server() -> Iterator[str]:
                 break
             except OSError:
                 time.sleep(0.1)
+        else:
+            raise SourceError("the server did not start")
         yield f"ws://127.0.0.1:{port}/v1/stream"
     finally:
         process.terminate()

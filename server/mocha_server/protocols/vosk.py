@@ -102,9 +102,13 @@ class VoskTranslator:
 def parse(text: str) -> Control:
     """A text message; raises Refused."""
     try:
-        return Control.model_validate_json(text)
+        control = Control.model_validate_json(text)
     except ValidationError as error:
         raise refused(ErrorCode.INVALID_MESSAGE, explain(error)) from None
+    if not control.model_fields_set:
+        other = "text messages have config, eof or reset; the native protocol is at /v1/stream"
+        raise refused(ErrorCode.INVALID_MESSAGE, other)
+    return control
 
 
 @router.websocket("/")
