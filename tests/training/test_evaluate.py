@@ -8,8 +8,9 @@ import pytest
 from numpy.typing import NDArray
 
 from mocha_model.checkpoint import load_checkpoint
+from mocha_model.config import SearchConfig
 from mocha_model.language import WordLanguageModel
-from mocha_model.recognizer import Recognizer
+from mocha_model.recognizer import Recognizer, language_for
 from mocha_training import evaluate, searches
 from mocha_training.data import Corpus, Utterance
 from mocha_training.language import count_words
@@ -51,4 +52,7 @@ def test_a_language_model_weighs_less_in_beam_search():
         return asked.fusion.parts[0][0]
 
     assert weight(8, 0) == 0.4 and weight(8, 0, lm_weight=0.7) == 0.7
-    assert weight(0, 8) == bundled.config.search.language_weight > 1
+    assert weight(0, 8) == SearchConfig().language_weight > 0.4, "it does not know how its words sound"
+    known = language_for(bundled.tokenizer)
+    asked = searches.asked_for(0, 8, False, {}, known, bundled.config)
+    assert asked is not None and asked.fusion.parts[0][0] == bundled.config.search.language_weight > 1

@@ -13,6 +13,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, build_opener
 
 import typer
 from rich.console import Console
@@ -139,14 +140,14 @@ def _server() -> Iterator[str]:
         port = free.getsockname()[1]
     main = "from mocha_client.cli import main; main()"
     command = [sys.executable, "-c", main, "serve", "--port", str(port)]
-    process = subprocess.Popen(command, stdout=sys.stderr)
+    process, direct = subprocess.Popen(command, stdout=sys.stderr), build_opener(ProxyHandler({}))
     try:
         deadline = time.monotonic() + START_TIMEOUT_S
         while process.poll() is None and time.monotonic() < deadline:
             try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
+                direct.open(f"http://127.0.0.1:{port}/health", timeout=1).close()
                 break
-            except OSError:
+            except OSError:  # not there yet, or not ready to answer
                 time.sleep(0.1)
         else:
             raise SourceError("the server did not start")
