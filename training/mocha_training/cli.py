@@ -46,6 +46,10 @@ HeldOut = Annotated[
 
 
 def _fail(message: object) -> typer.Exit:
+    if isinstance(message, ValidationError):  # of which the first is enough
+        first = message.errors(include_url=False)[0]
+        field, what = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        message = f"{field}: {what}" if field else what
     console.print(f"[red]error:[/red] {escape(str(message))}", soft_wrap=True)
     return typer.Exit(1)
 
@@ -107,8 +111,7 @@ def train(
         elif not (out / "last.pt").is_file():
             refuse_without_model(config)
         corpus = _training_corpus(data, config)
-        noises, dev = _first(data, "noise", config.units), _first(data, "dev", config.units)
-        dev = None if dev is None else _some(dev, dev_utterances)
+        noises, dev = _first(data, "noise", config.units), _some(_first(data, "dev", config.units), dev_utterances)
         start = first_model(config, corpus, mechanism, chunk_width) if init is None else started(init, config, preset)
         corpus, left_out = writable(corpus, start.tokenizer)
         points: Sequence[tuple[SplicePoint, ...]] = ()
@@ -117,10 +120,6 @@ def train(
         augmenter = Augmenter(config.augment, corpus, noises, points)
         trainer = Trainer(config, start.model, start.tokenizer, augmenter, dev, out, device, start.provenance)
         resumed = trainer.resume()
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where, what = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-        raise _fail(f"{where}: {what}" if where else what) from error
     except (ValueError, KeyError, AttributeError, OSError) as error:
         raise _fail(error) from error
     size = f"{start.model.num_parameters / 1e6:.2f} M parameters"
@@ -158,8 +157,10 @@ def _training_corpus(data: list[Path], config: TrainConfig) -> Corpus:
     return corpus
 
 
-def _some(dev: Corpus, count: int) -> Corpus | None:
+def _some(dev: Corpus | None, count: int) -> Corpus | None:
     """`count` utterances at random, always the same; None for none."""
+    if dev is None:
+        return None
     chosen = np.random.default_rng(0).permutation(len(dev.utterances))[:count]
     return dev.subset(sorted(chosen.tolist())) if len(chosen) else None
 
