@@ -6,7 +6,7 @@ WORKDIR /src
 RUN python -m venv /opt/mocha
 RUN /opt/mocha/bin/pip install --no-cache-dir "torch==2.11.*" "torchaudio==2.11.*" \
     ${TORCH_INDEX:+--index-url "$TORCH_INDEX"}
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY model model
 COPY server server
 COPY training training
@@ -19,10 +19,12 @@ RUN apt-get update && apt-get install -y --no-install-recommends espeak-ng && rm
 COPY --from=build /opt/mocha /opt/mocha
 ENV PATH=/opt/mocha/bin:$PATH MOCHA_HOST=0.0.0.0 MOCHA_PORT=8000 PYTHONUNBUFFERED=1
 RUN useradd --system --no-create-home mocha
+# Large uploads are spooled to it, also where the rest of the file system is read-only.
+VOLUME /tmp
 USER mocha
 EXPOSE 8000
 # Another port is MOCHA_PORT, or one of the host's: `-p 2700:8000`.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=30s CMD \
-    ["sh", "-c", "python -c \"import urllib.request as r; r.urlopen('http://localhost:$MOCHA_PORT/health', timeout=4)\""]
+    ["sh", "-c", "python -c \"import urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://localhost:$MOCHA_PORT/health', timeout=4)\""]
 ENTRYPOINT ["mocha-asr"]
 CMD ["serve"]

@@ -1,6 +1,8 @@
 """The command `mocha-asr`: finds its sub-commands by entry points and imports only the one asked for; and `stream`."""
 
 import asyncio
+import os
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -48,6 +50,8 @@ SUMMARIES = {
 
 def main() -> None:
     """Entry point of the command line."""
+    if os.getpid() == 1:  # of a container: signals that nobody handles are lost
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     commands = {point.name: point for point in entry_points(group="mocha_asr.commands")}
     asked = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if asked == "--version":

@@ -7,6 +7,8 @@ import av
 import numpy as np
 
 ALONE = {"protocol_whitelist": "none"}
+# PyAV before 19 reads no file whose tags are not UTF-8 unless told to; later ones do, and cannot be told.
+TAGS: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
 
 
 def opened(file: str | IO[bytes], **settings: Any) -> Any:
@@ -15,7 +17,7 @@ def opened(file: str | IO[bytes], **settings: Any) -> Any:
     Raises av.FFmpegError, OSError, ValueError or EOFError: see `av.open`, which is given `settings`.
     """
     options = {} if isinstance(file, str) else ALONE
-    return av.open(file, mode="r", options=options, metadata_errors="replace", **settings)
+    return av.open(file, mode="r", options=options, **TAGS, **settings)
 
 
 def decoded(container: Any, **target: Any) -> Iterator[Any]:

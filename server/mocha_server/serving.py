@@ -20,6 +20,7 @@ from mocha_server.workers import Handed, Workers
 READ_AHEAD = 4  # messages a connection may have waiting before its socket is left unread
 READ_AHEAD_BYTES = 1 << 16  # of a message; one that is larger is the last to wait
 BACKLOG = 2048
+SHUTDOWN_S = 5  # that files on their way have when the server ends; whoever ends it may wait for 10
 
 
 class ReadAhead(WebSocketsSansIOProtocol):
@@ -124,7 +125,13 @@ def server(app: FastAPI, started: Callable[[], None] = lambda: None) -> uvicorn.
     accepts in Python.
     """
     config = uvicorn.Config(
-        app, log_level="warning", loop="asyncio", ws=ReadAhead, ws_per_message_deflate=False, ws_ping_timeout=None
+        app,
+        log_level="warning",
+        loop="asyncio",
+        ws=ReadAhead,
+        ws_per_message_deflate=False,
+        ws_ping_timeout=None,
+        timeout_graceful_shutdown=SHUTDOWN_S,
     )
     return _Server(config, started)
 

@@ -88,10 +88,10 @@ class Workers:
         """Until SIGINT or SIGTERM."""
         gc.collect()
         gc.freeze()  # so that the children's collections do not copy what they share
-        for place in range(self._count):
-            self._start(place)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._stop)
+        for place in range(self._count):
+            self._start(place)
         self._listener.setblocking(False)
         while not self._stopping:
             self._replace_dead()

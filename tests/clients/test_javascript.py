@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -236,9 +237,11 @@ def test_the_package_has_what_it_needs_and_nothing_else():
     done = subprocess.run(["npm", "pack", "--dry-run", "--json"], cwd=PACKAGE, capture_output=True, check=True)
     (packed,) = json.loads(done.stdout)
     names = {file["path"] for file in packed["files"]}
-    assert names == {"package.json", "README.md", "mocha-asr.js", "mocha-asr.d.ts"}
+    assert names == {"package.json", "LICENSE", "README.md", "mocha-asr.js", "mocha-asr.d.ts"}
     described = json.loads((PACKAGE / "package.json").read_text())
     assert described["name"] == "mocha-asr" and "dependencies" not in described
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert described["version"].replace("-dev.", ".dev") == project["version"]
     exported = set(re.findall(r"^export (?:class|function) (\w+)", MODULE.read_text(), re.MULTILINE))
     typed = set(re.findall(r"^export (?:class|function) (\w+)", (PACKAGE / "mocha-asr.d.ts").read_text(), re.MULTILINE))
     assert exported == typed == {"StreamError", "StreamingClient", "toSrt", "toVtt"}

@@ -33,6 +33,8 @@ from mocha_model.tokenizer import Tokenizer, Units, normalize_text, split_text
 
 Samples = NDArray[np.int16]
 BESIDE = ("json", "txt", "lab", "trn", "csv", "tsv")  # files of a shard that are no recordings
+# PyAV before 19 reads no file whose tags are not UTF-8 unless told to; later ones do, and cannot be told.
+TAGS: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
 FEW = 6  # symbols that a message names
 
 
@@ -93,7 +95,7 @@ def decode_audio(data: bytes, name: str) -> Samples:
     """Any audio file's bytes to mono int16 at 16 kHz; raises CorpusError."""
     try:
         alone = {"protocol_whitelist": "none"}  # a playlist opens nothing
-        with av.open(io.BytesIO(data), mode="r", options=alone, metadata_errors="replace") as container:
+        with av.open(io.BytesIO(data), mode="r", options=alone, **TAGS) as container:
             resampler = av.AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
             frames = [f for frame in container.decode(audio=0) for f in resampler.resample(frame)]
             frames += resampler.resample(None)
