@@ -82,7 +82,7 @@ def serve(
         raise typer.Exit(1) from error
     shown = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0", "::") else settings.host
     address = f"http://{f'[{shown}]' if ':' in shown else shown}:{listener.getsockname()[1]}/"
-    told = partial(console.print, f"open {address} and speak; API documentation at /docs", soft_wrap=True)
+    told = partial(console.print, f"open {address} and speak; API documentation at /docs", soft_wrap=True, markup=False)
     serving.run(app, listener, settings.workers, told)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 from mocha_model.allocator import keep_memory
 from mocha_server.protocols.live import LEFT, SLOW_S
@@ -47,8 +48,18 @@ class ReadAhead(WebSocketsSansIOProtocol):
     def resume_writing(self) -> None:
         """See `asyncio.BaseProtocol`."""
         super().resume_writing()
-        if not self.close_sent:
+        if not (self.close_sent or self.transport.is_closing()):
             self._forgive()
+
+    def handle_close(self, event: Frame) -> None:
+        """End, as the client has; what it does not read then is lost."""
+        super().handle_close(event)
+        self._expect_reading()
+
+    def handle_parser_exception(self) -> None:
+        """End, as what the client sent is no WebSocket's."""
+        super().handle_parser_exception()
+        self._expect_reading()
 
     def handle_ping(self) -> None:
         """Answer, unless answers wait for the client already."""
@@ -58,12 +69,10 @@ class ReadAhead(WebSocketsSansIOProtocol):
             self.conn.data_to_send()
 
     def shutdown(self) -> None:
-        """Close, as the server ends; one that is closing, and not read by its client, is broken."""
-        if self.transport.is_closing():
-            self.transport.abort()
-        else:
+        """Close, as the server ends."""
+        if not self.transport.is_closing():
             super().shutdown()
-            self._expect_reading()
+        self._expect_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
@@ -74,7 +83,7 @@ class ReadAhead(WebSocketsSansIOProtocol):
 
     def send_receive_event_to_app(self) -> None:
         """Queue the message at hand for the application. Text that is not UTF-8 ends the connection."""
-        if self.curr_msg_data_type == "text":
+        if self.curr_msg_data_type == "text" and not self.close_sent:
             try:
                 b"".join(self.frames).decode()
             except UnicodeDecodeError:

@@ -164,8 +164,11 @@ async def test_errors_are_typed(lively_server: Any, make_server: Any, lively: An
 async def test_a_connection_that_takes_nothing_any_more_is_replaced(lively_server: Any, tmp_path: Path):
     silence = tmp_path / "silence.raw"
     silence.write_bytes(bytes(1 << 25))  # more than sockets hold on their way
+    source = MODULE.read_text()
+    assert "STALLED_MS = 60_000" in source
+    (tmp_path / "soon.mjs").write_text(source.replace("STALLED_MS = 60_000", "STALLED_MS = 2_000"))
     async with Proxy(lively_server.port, stall_after=100_000) as proxy:
-        done = await run(STALL, proxy.url, str(silence))
+        done = await run(STALL, proxy.url, str(silence), module=tmp_path / "soon.mjs")
         assert proxy.num_connections > 1
     assert done == ["reconnected"]
 
@@ -194,13 +197,14 @@ async def test_a_client_may_be_closed_before_it_is_open(lively_server: Any):
         console.log(error instanceof StreamError, error.message);
         const wrong = await new StreamingClient("nonsense").open().catch((error) => error);
         console.log(wrong instanceof StreamError);
+        await new StreamingClient(address).send(new Uint8Array(0));
     """
     assert await run(program, lively_server.url) == ["true the client was closed", "true"]
 
 
-async def run(program: str, *arguments: str) -> list[str]:
+async def run(program: str, *arguments: str, module: Path = MODULE) -> list[str]:
     """The lines that a program prints until it ends by itself."""
-    command = [*NODE, "--input-type=module", "-e", program, MODULE.as_uri(), *arguments]
+    command = [*NODE, "--input-type=module", "-e", program, module.as_uri(), *arguments]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     printed, _ = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0

@@ -149,7 +149,7 @@ def _searched(model: ModelConfig, config: TrainConfig) -> ModelConfig:
     """
     search = model.search if config.keep_phones else TOLD_APART if config.denominator_weight else SearchConfig()
     branch = config.train_encoder and config.phone_weight
-    phones = model.phones if branch or not (config.train_encoder or config.keep_phones) else ()
+    phones = model.phones if branch or not config.train_encoder else ()
     heard = config.keep_phones or (phones and not branch)
     beside = BESIDE_PHONES if heard else {"language_weight": SearchConfig().language_weight}
     return model.model_copy(update={"search": search.model_copy(update=beside), "phones": phones})

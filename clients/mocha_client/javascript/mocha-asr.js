@@ -7,7 +7,7 @@ const PASSING = ["server_full", "internal"]; // errors after which a new connect
 const FIRST_PAUSE_MS = 100, MAX_PAUSE_MS = 5000; // between attempts to connect again; doubled each time
 const PATIENCE_MS = 10_000; // for a server to admit a stream
 const STOOD_MS = 5000; // a connection lost after so long is a loss of its own, not one attempt more
-const STALLED_MS = 20_000; // a connection that takes nothing for so long is lost
+const STALLED_MS = 60_000; // a connection that takes nothing for so long, and brings nothing, is lost
 const OPEN = 1; // WebSocket.readyState
 const KINDS = ["ready", "text", "segment", "end", "error"]; // of messages
 
@@ -118,6 +118,7 @@ export class StreamingClient {
   #socket = null;
   #abandon = () => {}; // gives up a connection that is being made
   #given = 0; #draining = null; // bytes of audio that the socket was given; a promise while much of it waits there
+  #broughtAt = 0; // when the last message came
   #events = [];
   #wake = () => {}; // called when there is news for whoever waits
   #news = null;
@@ -159,7 +160,7 @@ export class StreamingClient {
       this.#continuity.sent(piece);
       if (this.#socket.readyState === OPEN) this.#give(piece); // else it is sent when the connection is restored
     }
-    await (this.#draining ??= this.#drained().finally(() => (this.#draining = null)));
+    if (all.length) await (this.#draining ??= this.#drained().finally(() => (this.#draining = null)));
   }
 
   async finish() {
@@ -210,7 +211,7 @@ export class StreamingClient {
       if (this.#given - socket.bufferedAmount > taken) {
         taken = this.#given - socket.bufferedAmount;
         since = Date.now();
-      } else if (Date.now() - since > STALLED_MS) return this.#drop(socket);
+      } else if (Date.now() - Math.max(since, this.#broughtAt) > STALLED_MS) return this.#drop(socket);
     }
   }
 
@@ -280,6 +281,7 @@ export class StreamingClient {
   }
 
   #take(message) {
+    this.#broughtAt = Date.now();
     if (message.type === "ready") return;
     if (message.type === "error") {
       if (!message.fatal) return this.warnings.push(message);

@@ -204,19 +204,19 @@ async def listening(engine: Engine, settings: Settings) -> AsyncIterator[int | N
     clients: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
+        task, stopping = asyncio.current_task(), False
         assert task is not None
         clients.add(task)
         try:
             transport, live = TcpTransport(reader, writer), Live(LiveEngines(engine), lazy=True)
             await converse(transport, WyomingTranslator(engine.info), live, settings.idle_s)
         except asyncio.CancelledError:
-            pass  # the server stops
+            stopping = True  # as the server does
         finally:
-            clients.discard(task)
             writer.close()
-            if writer.transport.get_write_buffer_size():  # what the client does not read is lost
-                asyncio.get_running_loop().call_later(SLOW_S, writer.transport.abort)
+            if not stopping:
+                await _closed(writer)
+            clients.discard(task)
 
     together = settings.workers > 1 or None
     server = await asyncio.start_server(
@@ -229,6 +229,17 @@ async def listening(engine: Engine, settings: Settings) -> AsyncIterator[int | N
         for task in clients:
             task.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    """Until a closing connection is closed; what its client has not read after a while is lost."""
+    try:
+        async with asyncio.timeout(SLOW_S):
+            await writer.wait_closed()
+    except TimeoutError:
+        writer.transport.abort()
+    except OSError:
+        pass
 
 
 def _valid(kind: type[Data], message: Event) -> Data:

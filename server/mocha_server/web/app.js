@@ -141,8 +141,16 @@ function replaceWhenGone(media) {
 
 async function startMicrophone() {
   if (!navigator.mediaDevices) throw new Error("Browsers give the microphone to pages over https or on localhost only.");
+  const media = await openMedia(); // which may take a person's time
+  if (reading) {
+    media.getTracks().forEach((track) => track.stop());
+    throw new Error("A file is being read.");
+  }
+  return inTurn(() => listen(media));
+}
+
+async function listen(media) {
   await stream?.done;
-  const media = await openMedia();
   const context = openContext();
   try {
     await context.audioWorklet.addModule("recorder.js");
@@ -286,7 +294,7 @@ byId("microphone").onclick = async ({ target }) => {
   if (reading) return reading.abort();
   if (microphone) return stopMicrophone();
   target.disabled = true; // until it has started: a second press would start a second one
-  await inTurn(startMicrophone).catch(report);
+  await startMicrophone().catch(report);
   target.disabled = false;
   target.focus();
 };
@@ -298,7 +306,7 @@ byId("file").onchange = ({ target }) => {
 byId("copy").onclick = () => copy().catch(report);
 byId("clear").onclick = () => {
   if (!stream) strip.clear();
-  transcript.clear(strip.heard);
+  transcript.clear(microphone || !stream ? strip.heard : undefined); // a file is sent long before it is read
 };
 for (const button of document.querySelectorAll("[data-format]")) button.onclick = () => download(button.dataset.format);
 for (const name of ["device", ...PROCESSING]) byId(name).onchange = () => changeMedia().catch(report);

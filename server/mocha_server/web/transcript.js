@@ -7,7 +7,7 @@ const MAX_PARAGRAPHS = 200, MAX_WORDS = 3000, MAX_OPEN = 4000; // in the documen
 export class Transcript {
   #box; #tip; #spoken; #strip;
   #segments = []; #open = ""; #paragraph = null;
-  #from = 0; // seconds: what was said before is cleared, and so is what of it is yet to come
+  #from = -1; #until = 0; // seconds: what was said before is cleared, also what of it is yet to come; of the last text
   #words = new WeakMap(); // element → word
 
   constructor(box, tip, spoken, strip) {
@@ -31,9 +31,9 @@ export class Transcript {
     return { txt: () => `${this.text}\n`, srt: () => toSrt(this.#segments), vtt: () => toVtt(this.#segments) }[format]();
   }
 
-  // Forget all that was said until `seconds`.
-  clear(seconds) {
-    this.#from = seconds - 1e-6;
+  // Forget all that was said until `seconds`; if that is not given, until the last character there is.
+  clear(seconds = this.#until) {
+    this.#from = seconds;
     this.#segments = [];
     this.#open = "";
     this.#paragraph = null;
@@ -42,7 +42,8 @@ export class Transcript {
   }
 
   add({ delta, characters }) {
-    const kept = characters.filter(({ time }) => time >= this.#from);
+    this.#until = characters.at(-1)?.time ?? this.#until;
+    const kept = characters.filter(({ time }) => time > this.#from);
     if (kept.length < characters.length) delta = kept.map(({ text }) => text).join("");
     if (!delta) return;
     const below = this.#atEnd();
