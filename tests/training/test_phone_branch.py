@@ -1,4 +1,4 @@
-"""The branch of phones: what words sound like, what is learned from it, and that the model is saved without."""
+"""The branch of phones: what words sound like, what is learned from it, and that it stays with the model."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -71,9 +71,9 @@ def test_the_encoder_learns_nothing_from_a_branch_that_has_just_begun(tmp_path: 
 
     def directions(weight: float, step: int, head: bool) -> dict[str, torch.Tensor]:
         """Of the encoder's gradients in step `step`, the branch's weights being no longer 0."""
-        branch, model, tokenizer = branch_and_model()
-        if head:
-            model.give_phones(tuple(branch.phones), branch.output)
+        _, model, tokenizer = branch_and_model()
+        if not head:
+            model.give_phones((), None)
         config = plain().model_copy(update={"phone_weight": weight, "batch_seconds": 8.0})
         trainer = Trainer(config, model, tokenizer, Augmenter(config.augment, corpus), None, tmp_path)
         if trainer.phones:
@@ -129,16 +129,16 @@ def test_a_run_of_other_phones_is_not_resumed(tmp_path: Path):
     with pytest.raises(ValueError, match="begun with other phones"):
         trainer(["the boy", "a sea"], 1.0).resume()
     trainer(TEXTS, 0.0).save()
-    with pytest.raises(ValueError, match="begun without a branch of phones"):
+    with pytest.raises(ValueError, match=r"other phones: .*phone_weight 0.0, not 1.0"):
         trainer(TEXTS, 1.0).resume()
 
 
 @needs_voice
-def test_it_learns_beside_the_model_and_is_not_saved_with_it(tmp_path: Path):
+def test_it_learns_beside_the_encoder_and_stays_with_the_model(tmp_path: Path):
     samples = (8000 * np.random.default_rng(0).normal(0, 0.3, 64_000)).astype(np.int16)
     rows = tuple(Utterance(f"{n}", text, "s", "c", 32_000 * n, 32_000) for n, text in enumerate(TEXTS))
     corpus = Corpus(rows, (samples,))
-    losses = {}
+    losses, kept = {}, {}
     for weight in (0.0, 1.0):
         tokenizer = Tokenizer.from_texts(TEXTS)
         torch.manual_seed(0)
@@ -149,11 +149,14 @@ def test_it_learns_beside_the_model_and_is_not_saved_with_it(tmp_path: Path):
         trainer = Trainer(config, model, tokenizer, augmenter, None, tmp_path / f"{weight}")
         batch = next(iter(trainer._loader()))
         losses[weight] = [trainer.train_step(batch).get("phones") for _ in range(60)]
+        trainer.save()
+        kept[weight] = load_checkpoint(tmp_path / f"{weight}" / "step-000060.safetensors").model
     assert set(losses[0.0]) == {None}
     assert losses[1.0][-1] < 0.5 * losses[1.0][0]
-    trainer.save()
-    kept = load_checkpoint(tmp_path / "1.0" / "step-000060.safetensors").model.state_dict()
-    assert kept.keys() == model.state_dict().keys()
+    assert kept[0.0].phones is None
+    assert kept[1.0].phones is not None and trainer.phones is not None
+    assert kept[1.0].config.phones == tuple(trainer.phones.phones)
+    assert torch.equal(kept[1.0].phones.weight, trainer.phones.output.weight)
 
 
 def test_phones_are_of_words_that_are_spelled():
@@ -198,7 +201,7 @@ def test_a_head_of_phones_is_trained_alone_and_kept(tmp_path: Path):
 
 
 @needs_voice
-def test_a_head_of_phones_does_not_outlive_its_encoder(tmp_path: Path):
+def test_a_head_of_phones_is_of_the_encoder_that_it_was_trained_with(tmp_path: Path):
     trainer, model = kept_branch(tmp_path / "run")
     model.config = model.config.model_copy(update={"search": SearchConfig(**BESIDE_PHONES)})
     trainer.save()
@@ -268,20 +271,15 @@ def test_a_branch_begins_with_the_head_that_the_model_has(tmp_path: Path):
     trainer.save()
     trainer.finish()
     start = started(tmp_path / "run" / "final.safetensors", accented(), None)
-    assert start.model.phones is not None and start.config.search.language_weight == 1.0
+    assert start.model.phones is not None and start.config.search.language_weight == 1.5
     head, phones = start.model.phones, start.config.phones
-    branch = PhoneBranch(start.model, start.tokenizer, [*TEXTS, "azure"])
-    assert start.model.phones is None and start.model.config.phones == (), "a model of another encoder has none"
-    old = [0, *(1 + phones.index(p) for p in branch.phones if p in phones)]
-    known = [0, *(n for n, p in enumerate(branch.phones, 1) if p in phones)]
+    branch = PhoneBranch(start.model, start.tokenizer, ["the azure sea"])
+    assert start.model.phones is branch.output and start.model.config.phones == tuple(branch.phones)
+    known = [0, *(1 + branch.phones.index(p) for p in phones)]  # also those that the new texts do not have
     new = [n for n, p in enumerate(branch.phones, 1) if p not in phones]
-    assert new and torch.equal(branch.output.weight[known], head.weight[old])
-    assert torch.equal(branch.output.bias[known], head.bias[old])
+    assert new and torch.equal(branch.output.weight[known], head.weight)
+    assert torch.equal(branch.output.bias[known], head.bias)
     assert not branch.output.weight[new].any() and (branch.output.bias[new] == head.bias.min()).all()
-    again = started(tmp_path / "run" / "final.safetensors", sounds(), None)
-    kept = PhoneBranch(again.model, again.tokenizer, [*TEXTS, "azure"], keep=True)
-    assert again.model.phones is kept.output and again.model.config.phones == tuple(kept.phones)
-    assert torch.equal(kept.output.weight[known], head.weight[old])
 
 
 @pytest.mark.parametrize("recipe", [discriminative, sounds])
@@ -301,11 +299,9 @@ def test_what_is_left_out_of_an_encoder_for_heads_is_not_left_out_for_good(tmp_p
     assert left_out(accented()) == (0.2, 0.2)
 
 
-def test_a_head_of_phones_is_of_a_run_of_its_own():
-    with pytest.raises(ValueError, match="alone is"):
-        TrainConfig(phone_weight=1.0, keep_phones=True)
-    with pytest.raises(ValueError, match="keep_phones is of a run with a phone_weight"):
-        TrainConfig(keep_phones=True, train_encoder=False)
+def test_phones_that_alone_are_trained_are_no_decoder_s():
+    with pytest.raises(ValueError, match="phones alone are trained"):
+        TrainConfig(phone_weight=1.0, train_encoder=False, ctc_only=0.0)
 
 
 @needs_voice

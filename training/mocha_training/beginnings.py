@@ -145,11 +145,10 @@ def _searched(model: ModelConfig, config: TrainConfig) -> ModelConfig:
     """`model`, to be searched as what `config` trains wants it, and without phones of an encoder that will be another.
 
     Where a head of phones alone is trained, only the language model's weight is another, and what that costs is given
-    back with each symbol. Where a branch of phones is trained beside the encoder it takes the head of before.
+    back with each symbol.
     """
-    search = model.search if config.keep_phones else TOLD_APART if config.denominator_weight else SearchConfig()
-    branch = config.train_encoder and config.phone_weight
-    phones = model.phones if branch or not config.train_encoder else ()
-    heard = config.keep_phones or (phones and not branch)
+    search = model.search if config.phones_alone else TOLD_APART if config.denominator_weight else SearchConfig()
+    phones = model.phones if config.phone_weight or not config.train_encoder else ()
+    heard = config.phone_weight or phones
     beside = BESIDE_PHONES if heard else {"language_weight": SearchConfig().language_weight}
     return model.model_copy(update={"search": search.model_copy(update=beside), "phones": phones})

@@ -96,16 +96,16 @@ class TrainConfig(BaseModel):
         "both views count in `batch_seconds`",
     )
     phone_weight: float = Field(
-        0.0, ge=0, description="beside the CTC branch's 1, of another of phones below the last layer; needs espeak-ng"
-    )
-    keep_phones: bool = Field(
-        False, description="the model is saved with that branch, as a head of phones; it alone is trained"
+        0.0,
+        ge=0,
+        description="beside the CTC branch's 1, of another of phones below the last layer, which stays with the model; "
+        "needs espeak-ng. Without train_encoder it alone is trained",
     )
     denominator_weight: float = Field(
         0.0,
         ge=0,
-        description="beside the CTC branch's 1, of what all texts together score (`denominator`), per character; with "
-        "keep_phones, beside that of phones, per phone",
+        description="beside the CTC branch's 1, of what all texts together score (`denominator`), per character; where "
+        "phones alone are trained, beside that of phones, per phone",
     )
     path_weight: float = Field(0.3, ge=0, description="of the likelihood of the path, per token")
     quantity_weight: float = Field(
@@ -155,6 +155,11 @@ class TrainConfig(BaseModel):
             place[name] = _read(value)
         return self.model_validate(fields)
 
+    @property
+    def phones_alone(self) -> bool:
+        """Whether the head of phones is all that is trained."""
+        return self.phone_weight > 0 and not self.train_encoder
+
     @model_validator(mode="after")
     def _options_go_together(self) -> Self:
         if self.neighbour_smoothing and (self.label_smoothing or len(self.neighbour_smoothing) % 2 == 0):
@@ -169,10 +174,8 @@ class TrainConfig(BaseModel):
             raise ValueError("phone_weight is of characters: words that are spelled can be said")
         if self.denominator_weight and self.units != "characters":
             raise ValueError("denominator_weight is of characters: there are too many pairs of words")
-        if self.phone_weight and self.train_encoder == self.keep_phones:
-            raise ValueError("phone_weight is of an encoder that is trained, or of a head of phones that alone is")
-        if self.keep_phones and not (self.phone_weight and self.ctc_only == 1):
-            raise ValueError("keep_phones is of a run with a phone_weight, and with ctc_only 1")
+        if self.phones_alone and self.ctc_only != 1:
+            raise ValueError("without train_encoder phones alone are trained, so that ctc_only is 1")
         if not self.train_encoder and 0 < self.ctc_only < 1:
             raise ValueError("without train_encoder ctc_only is 0 or 1: nothing would be trained until then")
         return self

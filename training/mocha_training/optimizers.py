@@ -1,6 +1,5 @@
 """Which parameters are learned how: Adam for all, or Muon for the matrices and Adam for the rest."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,19 +11,19 @@ from mocha_training.phone_branch import RATE
 from mocha_training.weights import weight_matrices
 
 
-def make_optimizers(
-    model: SpeechModel, config: TrainConfig, beside: Sequence[nn.Parameter] = ()
-) -> list[torch.optim.Optimizer]:
+def make_optimizers(model: SpeechModel, config: TrainConfig) -> list[torch.optim.Optimizer]:
     """Optimizers over disjoint parameters; each group has a ``factor`` of the learning rate.
 
-    `beside` are parameters of a branch that is not the model's; Adam learns them, faster (`phone_branch.RATE`).
+    Adam learns a head of phones, beside an encoder faster than it (`phone_branch.RATE`).
 
     Muon (Jordan et al. 2024) gives a matrix the orthogonal one nearest to its momentum; scaled so that its entries
     move as far as Adam's would (Liu et al. 2025), it takes Adam's learning rate and weight decay.
     """
     scalars = _ids(model.decoder.attention.energies.scalars)
     matrices = _ids(_matrices(model)) if config.muon else set[int]()
-    named = [p for p in model.parameters() if id(p) not in matrices]
+    branch = list(model.phones.parameters()) if model.phones and config.train_encoder else []
+    others = matrices | _ids(branch)
+    named = [p for p in model.parameters() if id(p) not in others]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in named if p.dim() > 1], "weight_decay": config.weight_decay, "factor": 1.0},
         {
@@ -34,8 +33,8 @@ def make_optimizers(
         },
         {"params": [p for p in named if id(p) in scalars], "weight_decay": 0.0, "factor": config.scalar_rate},
     ]
-    if beside:
-        groups.append({"params": list(beside), "weight_decay": config.weight_decay, "factor": RATE})
+    if branch:
+        groups.append({"params": branch, "weight_decay": config.weight_decay, "factor": RATE})
     adam = torch.optim.Adam(
         groups,
         lr=config.learning_rate,
@@ -56,6 +55,7 @@ def _matrices(model: SpeechModel) -> list[nn.Parameter]:
     The rows of the embedding and of the output layers belong to single symbols, those of v to single energy functions.
     """
     tables = _ids([model.decoder.embedding.weight, model.decoder.output.weight, model.ctc.weight])
+    tables |= _ids(model.phones.parameters() if model.phones else ())
     return [p for _, p in weight_matrices(model) if p.dim() == 2 and id(p) not in tables]
 
 

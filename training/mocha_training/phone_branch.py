@@ -1,8 +1,8 @@
 """A branch of the encoder that learns to hear how words are said: English spelling tells little of its sounds.
 
 A second CTC branch reads phones below the last layer (Sanabria & Metze 2018; Krishna et al. 2018), so that words which
-were never heard have something to be recognised by. It is of the training alone, and the model is saved without it; or
-it is all that is trained, and becomes the head of phones that searches ask how words sound.
+were never heard have something to be recognised by. It stays with the model as the head of phones that searches ask how
+words sound, for which it is best trained once more, alone.
 """
 
 import torch
@@ -20,41 +20,41 @@ RATE = 10.0  # times the learning rate: one layer that begins with nothing learn
 ALONE_STEPS = 100  # what it asks of the encoder before that is noise, and more of it than of all else
 
 
-class PhoneBranch(nn.Module):
+class PhoneBranch:
     """CTC over phones of what the encoder's last layer is given.
 
     Attributes:
-        phones: what label n + 1 stands for.
+        phones: what label n + 1 stands for: those of the texts, and those of the head that the model had.
+        output: the model's head of phones.
         begins_alone: whether its weights were 0 at first; then the encoder does not learn from it for `ALONE_STEPS`.
         heard: [B, T, D] float32 and frames [B] of the encoder's last batch, until `loss` has read them.
 
     """
 
-    def __init__(self, model: SpeechModel, tokenizer: Tokenizer, texts: list[str], keep: bool = False) -> None:
+    def __init__(self, model: SpeechModel, tokenizer: Tokenizer, texts: list[str]) -> None:
         """`texts` have all words that will be learned from.
 
-        The branch begins with the head that the model has, which is taken from it, else with weights of 0. With `keep`
-        the model is given its output layer as a head.
+        The branch begins with the model's head, if there is one, else with weights of 0, and is its head from then on.
 
         Raises PronunciationError, or ValueError for a network.
         """
-        super().__init__()
         layers = [layer for layer in model.encoder.layers if isinstance(layer, LSTMLayer | LookAhead)]
         if len(layers) < 2:
             raise ValueError("a branch of phones is below the last of at least two layers")
         self.tokenizer = tokenizer
         said = pronounce(word for text in texts for word in text.split())
-        self.phones = sorted({phone for phones in said.values() for phone in phones})
+        self.phones = sorted({phone for phones in said.values() for phone in phones} | {*model.config.phones})
         number = {phone: n for n, phone in enumerate(self.phones, 1)}  # 0 is the blank
         self.numbers = {word: [number[phone] for phone in phones] for word, phones in said.items() if phones}
         rows = ([n for word in text.split() for n in self.numbers.get(word, [])] for text in texts)
         self.bigrams = phone_bigrams(rows, len(self.phones))
         self.output = nn.Linear(model.config.encoder.size_below, len(self.phones) + 1)
+        self.output.to(model.ctc.weight.device)
         nn.init.zeros_(self.output.weight)
         self.begins_alone = model.phones is None
         if model.phones is not None:
             self._begin_with(model.phones, model.config.phones)
-        model.give_phones(*((tuple(self.phones), self.output) if keep else ((), None)))
+        model.give_phones(tuple(self.phones), self.output)
         self.heard: tuple[Tensor, Tensor] | None = None
         layers[-2].register_forward_hook(self._listen)
 
@@ -103,12 +103,3 @@ class PhoneBranch(nn.Module):
             total = torch.where(has_ctc_path(frames, targets, num_targets), total, 0.0)
             loss = loss + denominator_weight * total.sum() / (num_targets - 1).sum().clamp(min=1)
         return loss
-
-    def get_extra_state(self) -> list[str]:
-        """What the labels mean, kept with the weights."""
-        return self.phones
-
-    def set_extra_state(self, state: list[str]) -> None:
-        """Raises ValueError for weights of other phones."""
-        if state != self.phones:
-            raise ValueError("the run was begun with other phones: of another espeak-ng, or of another corpus")

@@ -239,7 +239,7 @@ def sounds() -> TrainConfig:
 
     It is told apart from all other texts, as the CTC head is by `discriminative`.
     """
-    own = {"keep_phones": True, "phone_weight": 1.0, "learning_rate": 5e-3, "seed": 18}
+    own = {"phone_weight": 1.0, "learning_rate": 5e-3, "seed": 18}
     return discriminative().model_copy(update=own)
 
 

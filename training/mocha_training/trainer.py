@@ -71,17 +71,14 @@ class Trainer:
         self.model = model.to(self.device)
         if not config.train_encoder:
             model.encoder.requires_grad_(False)
-            model.ctc.requires_grad_(config.ctc_only == 1 and not config.keep_phones)
+            model.ctc.requires_grad_(config.ctc_only == 1 and not config.phones_alone)
         torch.manual_seed(config.seed)
         texts = [u.text for u in augmenter.corpus.utterances]
-        told_apart = config.denominator_weight and not config.keep_phones
+        told_apart = config.denominator_weight and not config.phones_alone
         self.trigrams = character_trigrams(texts, tokenizer).to(self.device) if told_apart else None
-        self.phones: PhoneBranch | None = None
-        if config.phone_weight:
-            self.phones = PhoneBranch(model, tokenizer, texts, config.keep_phones).to(self.device)
-        beside = list(self.phones.parameters()) if self.phones and not config.keep_phones else []
-        self.parameters = [*model.parameters(), *beside]
-        self.optimizers = make_optimizers(model, config, beside)
+        self.phones = PhoneBranch(model, tokenizer, texts) if config.phone_weight else None
+        self.parameters = list(model.parameters())
+        self.optimizers = make_optimizers(model, config)
         self.noisy = noisy_parameters(model, config.weight_noise.where) if config.weight_noise else []
         self.started_from = {k: v for k, v in (started_from or {}).items() if k in INHERITED}
         self.fewest_errors = math.inf
@@ -210,7 +207,7 @@ class Trainer:
             total = denominator(log_probs, *rows, self.trigrams, self.tokenizer.space_id)
             parts["denominator"] = (c.denominator_weight, total)
         if self.phones:
-            told = c.denominator_weight if c.keep_phones else 0.0
+            told = c.denominator_weight if c.phones_alone else 0.0
             teaches = self.phones.teaches(self.step)
             parts["phones"] = (c.phone_weight, self.phones.loss(batch.tokens, batch.num_tokens, told, teaches))
         if self.progress < c.ctc_only:
@@ -307,7 +304,6 @@ class Trainer:
             "seconds": self.seconds,
             "begun_with": begun_with(self.config, self.model, self.tokenizer),
             "started_from": self.started_from,
-            "phones": self.phones.state_dict() if self.phones else {},
         }
         partial = self.directory / "last.pt.partial"
         torch.save(state, partial)
@@ -328,8 +324,6 @@ class Trainer:
         if not path.is_file():
             return False
         state = torch.load(path, map_location=self.device, weights_only=True)
-        if self.phones and not state.get("phones"):
-            raise ValueError(f"{path}: the run was begun without a branch of phones")
         before = {"seed": state["seed"]} if "seed" in state else {}  # all that versions before wrote of it
         refuse_other(path, state.get("begun_with", before), begun_with(self.config, self.model, self.tokenizer))
         if self.started_from and state.get("started_from", self.started_from) != self.started_from:
@@ -351,8 +345,6 @@ class Trainer:
             self.model.load_state_dict(state["model"])
         except RuntimeError as error:
             raise ValueError(f"{path}: the run was begun with another network") from error
-        if self.phones:
-            self.phones.load_state_dict(state["phones"])
         try:
             for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(kept)
