@@ -84,31 +84,31 @@ def stream(
     realtime: Annotated[bool, typer.Option(help="pace files as if they were spoken now")] = False,
     microphone: Annotated[bool, typer.Option(help="listen to the microphone until Ctrl-C")] = False,
     captions: Annotated[Path | None, typer.Option(help="keep captions in this .srt or .vtt file, live")] = None,
-    encoding: Annotated[Encoding | None, typer.Option(help="the input has no header: raw samples like this")] = None,
-    rate: Annotated[int | None, typer.Option(min=8_000, max=48_000, help="Hz of raw samples; 16000")] = None,
-    channels: Annotated[int | None, typer.Option(min=1, max=8, help="of raw samples, interleaved; 1")] = None,
+    encoding: Annotated[Encoding | None, typer.Option(help="of raw input, which has no header")] = None,
+    sample_rate: Annotated[int | None, typer.Option(min=8_000, max=48_000, help="Hz of raw input; 16000")] = None,
+    channels: Annotated[int | None, typer.Option(min=1, max=8, help="of raw input, interleaved; 1")] = None,
     phrase: Annotated[list[str] | None, typer.Option(help="expect this name or phrase; may be given again")] = None,
     patient: Annotated[
         bool | None,
         typer.Option(
             "--patient/--greedy",
-            help="far fewer errors, but later / each character at its frame; else as the server is set",
+            help="far fewer errors, later / no search, sooner; if neither is given, as the server is set",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per file at its end, nothing else")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print only one JSON object per file, at its end")] = False,
 ) -> None:
     """Send audio to a server; characters appear as they are emitted."""
     if microphone == bool(files):
         _refuse("give files, or - for a pipe, or --microphone")
     if microphone and encoding:
         _refuse("--encoding is for files and pipes")
-    if (rate or channels) and not encoding:
-        _refuse("--rate and --channels are of samples without a header, and need --encoding")
+    if (sample_rate or channels) and not encoding:
+        _refuse("--sample-rate and --channels are of raw input, and need --encoding")
     if captions and captions.suffix.lower() not in FORMATS:
         _refuse("--captions needs a name that ends in .srt or .vtt")
     if captions and len(files or []) > 1:
         _refuse("--captions is for one file at a time: times of several would overlap")
-    audio = Start(sample_rate=rate or 16_000, encoding=encoding, channels=channels or 1) if encoding else DECODED
+    audio = Start(sample_rate=sample_rate or 16_000, encoding=encoding, channels=channels or 1) if encoding else DECODED
     try:
         start = Start(**audio.model_dump() | {"phrases": phrase or (), "patient": patient})
     except ValidationError:

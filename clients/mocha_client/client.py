@@ -98,7 +98,7 @@ class StreamingClient:
         `reconnect_s`: how long to try to replace a lost connection; 0 never tries.
         `keep_s`: audio kept for a new connection, at most.
         `patient`: whether the server is to search for a while before it emits a character: far fewer errors, a
-        quarter of a second later; None leaves it to the server.
+        tenth of a second later; None leaves it to the server.
         """
         self.url = endpoint(url)
         self._start = Start(

@@ -156,7 +156,7 @@ class BeamSearch(WideSearch):
     def _extend(
         self, parents: OnlineHypotheses, e: Tensor, keys: Tensor, values: Tensor, frames: Tensor
     ) -> OnlineHypotheses:
-        """The best `width` one-symbol extensions of each row's firing hypotheses (algorithm 1, lines 14-22)."""
+        """The best `width` one-symbol extensions of each row's firing hypotheses (algorithm 1, lines 8-13, 20-22)."""
         before = Follower(parents.decoder, parents.token, parents.last_emission, parents.start)
         context, weights, decoder = self.attend(before, keys, values, frames)
         parent, token, score, q = self._choose(decoder.hidden, context, parents)

@@ -120,6 +120,12 @@ class AttentionConfig(BaseModel):
     initial_bias: float = Field(-4.0, description="r of the monotonic energy at the start of training")
     alpha: Literal["exact", "simplified"] = Field("exact", description="simplified: alpha without alpha_{i-1} (sMoChA)")
 
+    @model_validator(mode="after")
+    def _alpha_goes_with_beta(self) -> Self:
+        if self.mechanism == "matcha" and self.alpha == "simplified":
+            raise ValueError("MAtChA's chunks begin where alpha_{i-1} is, which simplified alpha does without")
+        return self
+
 
 class DecoderConfig(BaseModel):
     """Embedding, one LSTM, softmax over symbols; and the limits of the online process."""

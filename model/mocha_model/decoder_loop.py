@@ -22,8 +22,9 @@ class _AlongPath(torch.autograd.Function):
         ctx: Any, inputs: Tensor, keys: Tensor, values: Tensor, outside: Tensor, gate: Tensor, *weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         exact = inputs.dtype
-        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled(inputs.device.type) else exact
-        with torch.autocast(inputs.device.type, enabled=False):
+        kind = inputs.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else exact
+        with torch.autocast(kind, enabled=False):
             from_context, from_hidden, from_query, direction = weights  # [D, 4S], [S, 4S], [S, d], [d]
             joined = torch.cat([from_context, from_hidden]).to(dtype)
             query_weight = from_query.to(dtype)
@@ -118,7 +119,7 @@ def along_path(
     from_query: Tensor,
     direction: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Decoder states and contexts of all output steps of Chiu & Raffel 2018, algorithm 1, lines 14-20, with t_i given.
+    """Decoder states and contexts of all steps of Chiu & Raffel 2018, algorithm 1 (lines 8-12, 17-20), with t_i given.
 
     Args:
         inputs: [B, U, 4S] what y_{i-1} and the biases add to the LSTM's gates, in the order i, f, g, o.

@@ -13,12 +13,10 @@ from mocha_model.tokenizer import Tokenizer
 
 
 @torch.inference_mode()
-def decode_softly(
-    decoder: Decoder, memory: Tensor, num_memory: Tensor, max_symbols: int | None = None
-) -> list[list[int]]:
+def decode_softly(decoder: Decoder, memory: Tensor, num_memory: Tensor) -> list[list[int]]:
     """Symbols of each row of `memory` [B, T, D] with lengths `num_memory` [B], without eos.
 
-    At most `max_symbols` each, T if not given.
+    At most as many as its row has entries.
     """
     attention = decoder.attention
     ready = attention.prepare(memory, valid_mask(num_memory, memory.shape[1]))
@@ -26,12 +24,12 @@ def decode_softly(
     token = num_memory.new_full((len(memory),), Tokenizer.sos_id)
     ended = torch.zeros_like(token, dtype=torch.bool)
     found: list[list[int]] = [[] for _ in memory]
-    for _ in range(memory.shape[1] if max_symbols is None else max_symbols):
+    for number in range(memory.shape[1]):
         step = attention.expect(state.hidden, ready, alpha, 0.0)
         alpha = step.alpha
         state = decoder.step(token, step.context, state)
         token = decoder.symbol_scores(state.hidden, step.context).argmax(dim=1)
-        ended = ended | (token == Tokenizer.eos_id)
+        ended = ended | (token == Tokenizer.eos_id) | (num_memory <= number)
         if ended.all():
             break
         for row, (symbol, over) in enumerate(zip(token.tolist(), ended.tolist(), strict=True)):

@@ -59,7 +59,8 @@ class Wording:
 
     def labels(self, words: Iterable[str]) -> dict[str, list[int]]:
         """Of `words` those whose phones the search does not know, as espeak-ng says them; none without it."""
-        known = ((word, self._language.known(self._tokenizer.encode(word))[1]) for word in words)
+        spelled = {word: self._tokenizer.encode(word) for word in words}
+        known = ((w, self._language.known(s)[1]) for w, s in spelled.items() if Tokenizer.unk_id not in s)
         asked = tuple(sorted(word for word, number in known if number is None or not self._lengths[number]))
         try:
             said = _said(asked) if asked else {}
@@ -210,7 +211,6 @@ class LivePhrases:
     """The phrases of `book` for another search of the same rows, one that takes nothing off words: bonuses alone."""
 
     def __init__(self, book: PhraseBook) -> None:
-        self._book = book
         self.init_state, self.advance, self.restart = book.init_state, book.advance, book.restart
         self.scores = book.bonuses
 

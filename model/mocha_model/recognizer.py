@@ -159,14 +159,17 @@ class Recognizer:
 
     @classmethod
     def load(cls, path: str | Path | None = None, device: str = "cpu") -> "Recognizer":
-        """From a checkpoint file, or the bundled one: greedy, ready for phrases; raises `CheckpointError`."""
+        """From a checkpoint file, or the bundled one: greedy; raises `CheckpointError`.
+
+        Ready for phrases where it writes characters.
+        """
         c = load_checkpoint(path, device)
         try:
             return cls(
                 c.model,
                 c.tokenizer,
                 c.provenance,
-                phrases=PhraseBook(c.tokenizer),
+                phrases=PhraseBook(c.tokenizer) if c.tokenizer.units == "characters" else None,
                 calibration=c.calibration,
                 file_calibration=c.file_calibration,
             )

@@ -111,11 +111,12 @@ async def _nothing_there(request: Request) -> Response:
     return RequestError(404, "not_found", f"there is no {path}").response()
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(request: Request, response: Response) -> dict[str, str | int]:
-    """Whether the server takes streams (200, or 503), and how many live ones it has."""
+    """Whether the server takes streams and files (200, or 503), and how many live ones it has."""
     live: LiveEngines = request.app.state.live
-    running = all(each.is_running for each in live)
+    running = all(each.is_running for each in (*live, request.app.state.file_engine))
     response.status_code = 200 if running else 503
     return {
         "status": "ok" if running else "stopped",
@@ -125,6 +126,7 @@ async def health(request: Request, response: Response) -> dict[str, str | int]:
     }
 
 
+@router.head("/metrics", include_in_schema=False)
 @router.get("/metrics")
 async def prometheus(request: Request) -> Response:
     """Prometheus' text format."""

@@ -33,20 +33,16 @@ class AudioError(ValueError):
         self.code = code
 
 
-def _mulaw_table() -> Float:
-    code = ~np.arange(256, dtype=np.uint8)
-    magnitude = (((code & 0x0F).astype(np.int32) << 3) + 0x84) << ((code & 0x70) >> 4).astype(np.int32)
-    return (np.where(code & 0x80, 0x84 - magnitude, magnitude - 0x84) / 32768).astype(np.float32)
+def _table(codec: str) -> Float:
+    """What each byte of a `codec` of ITU-T G.711 stands for, [256]."""
+    decoder = av.CodecContext.create(codec, "r")
+    assert isinstance(decoder, av.AudioCodecContext)
+    decoder.sample_rate, decoder.layout = 8000, "mono"
+    (frame,) = decoder.decode(av.Packet(bytes(range(256))))
+    return as_float(frame.to_ndarray()[0])
 
 
-def _alaw_table() -> Float:
-    code = np.arange(256, dtype=np.uint8) ^ 0x55
-    exponent, mantissa = ((code & 0x70) >> 4).astype(np.int32), ((code & 0x0F).astype(np.int32) << 4) + 8
-    magnitude = np.where(exponent == 0, mantissa, (mantissa + 0x100) << np.maximum(exponent - 1, 0))
-    return (np.where(code & 0x80, magnitude, -magnitude) / 32768).astype(np.float32)
-
-
-MULAW, ALAW = _mulaw_table(), _alaw_table()  # ITU-T G.711
+MULAW, ALAW = _table("pcm_mulaw"), _table("pcm_alaw")
 
 
 class Resampler:
@@ -96,6 +92,7 @@ class RawDecoder:
         self._encoding, self._channels = encoding, channels
         self._frame_bytes = encoding.sample_bytes * channels
         self._carry = b""
+        self.dangling = 0  # bytes of an incomplete last sample, after `finish`
         self._resampler = Resampler(sample_rate, to_rate)
 
     def push(self, data: bytes) -> Samples:
@@ -106,14 +103,9 @@ class RawDecoder:
         return self._resampler.push(self._decode(data[:whole]))
 
     def finish(self) -> Samples:
-        """The rest; raises AudioError if the stream ended inside a sample (everything before it was decoded)."""
-        rest, self._carry = len(self._carry), b""
-        samples = self._resampler.finish()
-        if rest:
-            self.dangling = rest
-        return samples
-
-    dangling = 0  # bytes of an incomplete last sample, after `finish`
+        """The rest; `dangling` bytes of an incomplete last sample are left out."""
+        self.dangling, self._carry = len(self._carry), b""
+        return self._resampler.finish()
 
     def _decode(self, data: bytes) -> Samples:
         samples: Float
@@ -160,7 +152,7 @@ def decode_file(file: str | IO[bytes], to_rate: int) -> Iterator[Float]:
             for block in decoded(container, format="flt", layout="mono", rate=to_rate, frame_size=to_rate // 2):
                 some = True
                 yield np.nan_to_num(block.to_ndarray()[0]).clip(-1, 1)
-        except av.FFmpegError as error:
+        except (av.FFmpegError, ValueError) as error:
             raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, f"audio of a kind that cannot be mixed ({error})") from error
         if not some:
             raise AudioError(ErrorCode.EMPTY_AUDIO, "the file has no audio that can be decoded")

@@ -1,6 +1,5 @@
 """The commands `serve` and `transcribe`. Reads options and prints; the work is elsewhere."""
 
-import socket
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
@@ -94,7 +93,7 @@ def _complain(why: object) -> None:
 def _check_free(host: str, port: int) -> None:
     """A port in use is one line here; found out later it would be a traceback."""
     try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+        serving.listen(host, port).close()
     except OSError as error:
         _complain(f"cannot listen for Wyoming at {host}:{port}: {error.strerror}")
         raise typer.Exit(1) from error
@@ -122,7 +121,7 @@ def transcribe(
         int, typer.Option(min=0, max=512, help="hypotheses of a search with a language model; 0 reads greedily")
     ] = FILE_BEAM,
 ) -> None:
-    """Transcribe files on this machine, without a server. With json, one object per file and line."""
+    """Transcribe files on this machine, without a server. With json, one line per file."""
     if len(files) > 1 and output in (Format.SRT, Format.VTT):
         _complain(f"{output.value} is of one file: the times of several would overlap")
         raise typer.Exit(2)
@@ -144,17 +143,17 @@ def transcribe(
                 _complain(f"{path}: {error}")
                 failed = True
                 continue
-            sys.stdout.write(_render(segments, output))
+            sys.stdout.write(_render(path, segments, output))
             sys.stdout.flush()
     if failed:
         raise typer.Exit(1)
 
 
-def _render(segments: list[Segment], output: Format) -> str:
+def _render(path: Path, segments: list[Segment], output: Format) -> str:
     text = " ".join(s.text for s in segments)
     if output is Format.TEXT:
         return text + "\n"
     if output is Format.JSON:
-        words = [{"word": w.word, "start": w.start, "end": w.end} for s in segments for w in s.words]
-        return orjson.dumps({"text": text, "words": words}).decode() + "\n"
+        words = [word.model_dump() for segment in segments for word in segment.words]
+        return orjson.dumps({"file": str(path), "text": text, "words": words}).decode() + "\n"
     return srt(segments) if output is Format.SRT else vtt(segments)

@@ -16,7 +16,7 @@ import torch
 from mocha_model.allocator import keep_memory
 from mocha_model.emissions import Emission
 from mocha_model.recognizer import Recognizer
-from mocha_server.audio import Samples
+from mocha_server.audio import Float, as_float
 from mocha_server.engine import Engine, Limits
 from mocha_server.settings import Settings
 from mocha_server.stream import EngineError, Stream
@@ -37,8 +37,8 @@ def prepare(clips: list[bytes], piece_ms: int, device: str) -> Callable[[int, fl
     torch.set_num_threads(settings.threads)
     keep_memory()
     recognizer = Recognizer.load(settings.model, device)
-    audio: list[Samples] = [np.frombuffer(clip, "<i2").astype(np.float32) / np.float32(32768) for clip in clips]
-    alone = [_alone(recognizer, samples, device) for samples in audio]
+    audio = [as_float(np.frombuffer(clip, "<i2")) for clip in clips]
+    alone = [_frames(recognizer.transcribe(torch.from_numpy(samples).to(device))) for samples in audio]
     piece = recognizer.sample_rate * piece_ms // 1000
 
     def run(streams: int, spread_s: float) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def prepare(clips: list[bytes], piece_ms: int, device: str) -> Callable[[int, fl
 
 
 async def _run(
-    engine: Engine, audio: list[Samples], alone: list[Frames], streams: int, piece: int, spread_s: float
+    engine: Engine, audio: list[Float], alone: list[Frames], streams: int, piece: int, spread_s: float
 ) -> list[Row]:
     began = asyncio.get_running_loop().time() + 0.1
 
@@ -72,7 +72,7 @@ async def _run(
 class _Voice:
     """One stream: its audio, paced, and what comes back."""
 
-    def __init__(self, stream: Stream, samples: Samples, piece: int, rate: int) -> None:
+    def __init__(self, stream: Stream, samples: Float, piece: int, rate: int) -> None:
         self._stream, self._samples, self._piece, self._rate = stream, samples, piece, rate
         self._sent_at: list[float] = []
         self._late_s: list[float] = []
@@ -120,15 +120,6 @@ class _Voice:
             await self._stream.write(self._samples[start : start + self._piece])
         self._finished_at = time.monotonic()
         self._stream.finish()
-
-
-def _alone(recognizer: Recognizer, samples: Samples, device: str) -> Frames:
-    """What the recogniser hears in one step over everything."""
-    whole = torch.from_numpy(samples)[None].to(device)
-    state = recognizer.init_state(1)
-    found, state = recognizer.step(whole, torch.tensor([len(samples)], device=device), state)
-    rest, _ = recognizer.flush(state, torch.tensor([True], device=device))
-    return _frames(found[0] + rest[0])
 
 
 def _frames(emissions: list[Emission]) -> Frames:

@@ -11,7 +11,7 @@ class LiveEngines:
     """Both, or the first alone.
 
     Attributes:
-        greedy: emits each character at its frame.
+        greedy: emits each character as soon as it is selected.
         patient: searches for a while before it emits one; None where there is none, and then `greedy` reads all.
         unless_said: whether streams that do not say are read with patience.
 

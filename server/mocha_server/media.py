@@ -7,6 +7,7 @@ import av
 import numpy as np
 
 ALONE = {"protocol_whitelist": "none"}
+LEAST_RATE = 1000  # Hz; below, one packet of a compressed file is minutes of audio, and resampled gigabytes
 # PyAV before 19 reads no file whose tags are not UTF-8 unless told to; later ones do, and cannot be told.
 TAGS: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
 
@@ -23,10 +24,13 @@ def opened(file: str | IO[bytes], **settings: Any) -> Any:
 def decoded(container: Any, **target: Any) -> Iterator[Any]:
     """The audio of an open file, as frames that `target` describes to FFmpeg's resampler; raises nothing for damage.
 
-    Rate and channels of the file may change in the middle, as where recordings were joined.
+    Rate and channels of the file may change in the middle, as where recordings were joined. Raises ValueError for a
+    rate that no speech has.
     """
     resampler, current = None, None
     for frame in map(_mixable, _frames(container)):
+        if frame.sample_rate < LEAST_RATE:
+            raise ValueError(f"{frame.sample_rate} Hz are too few for speech")
         found = (frame.format.name, frame.layout.name, frame.sample_rate)
         if found != current:
             if resampler is not None:

@@ -4,6 +4,7 @@ No routes, no model.
 """
 
 import asyncio
+import logging
 import multiprocessing
 import socket
 from collections.abc import Callable
@@ -133,6 +134,7 @@ def server(app: FastAPI, started: Callable[[], None] = lambda: None) -> uvicorn.
     Clients that are gone are found by `Settings.idle_s`. The event loop is asyncio's own: `Handed` needs one that
     accepts in Python.
     """
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # a bad form is its client's to know, and is told
     config = uvicorn.Config(
         app,
         log_level="warning",

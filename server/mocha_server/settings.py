@@ -11,16 +11,18 @@ FILE_BEAM = JointConfig().width
 
 
 class Settings(BaseSettings):
-    """Limits and places; every limit is enforced."""
+    """Settings of a server, checked at the start."""
 
-    model_config = SettingsConfigDict(env_prefix="MOCHA_", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="MOCHA_", env_ignore_empty=True, frozen=True)
 
-    host: str = Field("127.0.0.1", description="address to listen at")
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen at")
     port: int = Field(8000, ge=0, le=65535, description="TCP port of everything but Wyoming")
     wyoming_port: int | None = Field(None, ge=0, le=65535, description="TCP port for Wyoming clients; off if not given")
     model: Path | None = Field(None, description="checkpoint; the bundled one if not given")
     max_streams: int = Field(
-        512, ge=1, description="live streams at once, in all workers (with file_beam 0 uploads too); more are refused"
+        512,
+        ge=1,
+        description="live streams at once, in all workers (uploads too if `MOCHA_FILE_BEAM=0`); more are refused",
     )
     file_beam: int = Field(
         FILE_BEAM, ge=0, le=512, description="hypotheses for uploads; 0 reads them greedily, as streams"
@@ -33,20 +35,20 @@ class Settings(BaseSettings):
         800.0,
         ge=80,
         le=10_000,
-        description="of these: a character is emitted at most so long after its frame, look-ahead included",
+        description="in these, the longest time from a character's frame to its emission, look-ahead included",
     )
     final_beam: int = Field(
         0,
         ge=0,
         le=512,
-        description="hypotheses that settle the text of a segment read greedily when it ends; 0 leaves it as it is",
+        description="hypotheses of the search that settles a greedy segment when it ends; 0: none",
     )
-    language_model: Path | None = Field(None, description="for all of them; the bundled one if it has the vocabulary")
+    language_model: Path | None = Field(None, description="of all these searches; else the bundled one, if it fits")
     block_ms: int = Field(80, ge=20, le=1000, description="audio that a live stream gathers before a step")
     max_buffer_s: float = Field(
-        4.0, gt=0, description="audio waiting per stream, a block at least; then the sender is paced"
+        4.0, gt=0, le=3600, description="most audio waiting per stream (at least a block); beyond it, reading slows"
     )
-    max_upload_mb: int = Field(2000, ge=1, description="of a file that is sent to be transcribed, 10⁶ bytes")
+    max_upload_mb: int = Field(2000, ge=1, description="largest upload, in 10⁶ bytes")
     idle_s: float = Field(60.0, gt=0, description="a stream, or an upload, that sends nothing for so long is closed")
     max_lag_ms: float = Field(500.0, gt=0, description="no live stream is admitted while others are later than this")
     threads: int = Field(1, ge=1, description="CPU threads of the model in each process")

@@ -51,6 +51,7 @@ class _Reading:
     def __init__(self, frame_s: float, calibration: Calibration | None, offset_s: float) -> None:
         self._assembler, self._frame_s, self._offset_s = WordAssembler(frame_s, calibration), frame_s, offset_s
         self.text, self.words = "", list[Word]()
+        self._earliest_s = 0.0  # of the next word: the end of the one before, of whatever segment
 
     def push(self, emission: Emission, until_s: float) -> None:
         for word in self._assembler.push(emission):
@@ -59,10 +60,11 @@ class _Reading:
 
     def _wire_word(self, word: SpokenWord, until_s: float) -> Word:
         """Its times, after the word before and not later than `until_s`, a frame at least if there is room."""
-        end_s, earliest_s = min(word.end_s + self._offset_s, until_s), self.words[-1].end if self.words else 0.0
+        end_s, earliest_s = min(word.end_s + self._offset_s, until_s), self._earliest_s
         start_s = min(max(word.start_s + self._offset_s, earliest_s), max(earliest_s, end_s - self._frame_s), end_s)
+        self._earliest_s = round(end_s, 3)
         confidence = round(word.confidence, 4)
-        return Word(word=word.word, start=round(start_s, 3), end=round(end_s, 3), confidence=confidence)
+        return Word(word=word.word, start=round(start_s, 3), end=self._earliest_s, confidence=confidence)
 
     def clear(self) -> None:
         self.text, self.words = "", []

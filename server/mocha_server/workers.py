@@ -82,10 +82,10 @@ class Workers:
         self._closed = memoryview(mmap.mmap(-1, 8 * count)).cast("q")  # connections that each worker has seen end
         self._workers: list[Worker] = []
         self._due: dict[int, float] = {}  # when the worker of a place is to be started again
-        self._stopping = False
+        self._stopping = self._served = False
 
     def run(self) -> None:
-        """Until SIGINT or SIGTERM."""
+        """Until SIGINT or SIGTERM; raises SystemExit where one dies before any was ready, as all would."""
         gc.collect()
         gc.freeze()  # so that the children's collections do not copy what they share
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -101,6 +101,8 @@ class Workers:
             os.kill(worker.pid, signal.SIGTERM)
         for worker in self._workers:
             os.waitpid(worker.pid, 0)
+        if not self._served and self._due:
+            raise SystemExit(1)
 
     def _start(self, place: int) -> None:
         ours, theirs = socket.socketpair()
@@ -131,7 +133,9 @@ class Workers:
         for worker in list(self._workers):
             pid, status = os.waitpid(worker.pid, os.WNOHANG)
             if pid:
-                log.error("worker %d died with status %d; another takes its place", pid, status)
+                self._stopping |= not self._served
+                then = "another takes its place" if self._served else "none has served yet"
+                log.error("worker %d died with status %d; %s", pid, status, then)
                 self._workers.remove(worker)
                 worker.pipe.close()
                 self._due[worker.place] = now + PAUSE_S
@@ -149,6 +153,7 @@ class Workers:
             if worker.pipe in readable:
                 with suppress(OSError):  # dead
                     worker.ready = worker.pipe.recv(1) == SIGN
+                    self._served |= worker.ready
         if self._listener in readable:
             with suppress(OSError):  # none left, or that client is gone
                 while not self._stopping:

@@ -32,11 +32,11 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("speech")
     with tarfile.open(directory / "a.tar", "w") as tar:
         for name in ("weather.ogg", "weather.mp3"):
-            tar.add(FIXTURES / name, name)
-        described = b"{}"
-        member = tarfile.TarInfo("weather.json")
-        member.size = len(described)
-        tar.addfile(member, io.BytesIO(described))
+            tar.add(FIXTURES / name, f"./{name}")
+        for beside in ("weather.json", "weather.txt"):
+            member = tarfile.TarInfo(beside)
+            member.size = 2
+            tar.addfile(member, io.BytesIO(b"{}"))
     path = directory / "dev.jsonl"
     path.write_text('{"key": "weather", "shard": "a.tar"}\n')
     return path
@@ -48,7 +48,7 @@ def bench(*arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_a_loaded_server_gives_every_stream_what_it_gives_one_alone(lively_server: Any, manifest: Path):
-    options = ("--streams", "5", "--seconds", "3", "--clips", "2", "--piece-ms", "20", "--processes", "2")
+    options = ("--streams", "5", "--seconds", "3", "--clips", "2", "--chunk-ms", "20", "--processes", "2")
     code, report = bench("--url", lively_server.url, "--manifest", str(manifest), *options)
     assert code == 0
     assert (report["streams"], report["errors"], report["dropped"], report["mismatches"]) == (5, 0, 0, 0)

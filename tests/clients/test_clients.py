@@ -139,7 +139,7 @@ def test_stream_command_explains_what_is_wrong(lively_server: Any, tmp_path: Pat
     for path, stdin in ((str(tmp_path / "speech.raw"), None), ("-", bytes(32_000)), ("-", b"")):
         done = run("stream", path, "--url", lively_server.url, stdin=stdin)
         assert done.returncode == 1 and b"without a header it needs --encoding" in done.stderr
-    done = run("stream", CLIP, "--rate", "8000", "--url", lively_server.url)
+    done = run("stream", CLIP, "--sample-rate", "8000", "--url", lively_server.url)
     assert done.returncode == 2 and b"need --encoding" in done.stderr
     captions = tmp_path / "no" / "such" / "place.srt"
     assert run("stream", CLIP, "--url", lively_server.url, "--captions", str(captions)).returncode == 0

@@ -55,7 +55,7 @@ def heard(server: Any, pcm: bytes) -> str:
         ("-f wav", ""),
         ("-f ogg -c:a flac", ""),
         ("-f s16le", "--encoding pcm_s16le"),
-        ("-f f32le -ac 2 -ar 48000", "--encoding pcm_f32le --rate 48000 --channels 2"),
+        ("-f f32le -ac 2 -ar 48000", "--encoding pcm_f32le --sample-rate 48000 --channels 2"),
     ],
 )
 def test_pipe_from_ffmpeg(lively_server: Any, expected: str, ffmpeg: str, options: str):

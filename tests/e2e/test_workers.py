@@ -126,6 +126,15 @@ async def test_a_connection_goes_to_the_worker_with_the_fewest(place: tuple[subp
             assert held() == (6, 6)
 
 
+def test_workers_of_which_none_can_begin_are_not_started_again_for_ever():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    program = "from mocha_server.workers import Workers; import socket, sys; "
+    program += f"Workers(2, socket.create_server(('127.0.0.1', {port})), lambda place, handed: sys.exit(3)).run()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "none has served yet" in done.stderr
+
+
 def test_workers_end_with_the_process_that_started_them(place: tuple[subprocess.Popen[bytes], int]):
     process, port = place
     workers = set(servers(port)) - {process.pid}

@@ -70,6 +70,13 @@ async def test_describe(small: Any):
     assert await small.streams_left() == 0
 
 
+async def test_an_event_may_say_that_it_has_no_data(small: Any):
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.app.state.wyoming_port)
+    writer.write(b'{"type": "describe", "data": null, "data_length": null}\n')
+    assert json.loads(await asyncio.wait_for(reader.readline(), 30))["type"] == "info"
+    writer.close()
+
+
 async def test_a_file_gives_the_native_text_again_and_again(
     wyoming_server: Any, speech: Any, heard: Callable[..., Any]
 ):

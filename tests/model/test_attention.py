@@ -10,11 +10,12 @@ from mocha_model.attention import (
     Attention,
     adaptive_chunkwise_alignment,
     all_partial_products,
-    all_partial_sums,
     chunkwise_alignment,
+    log_partial_sums,
     monotonic_alignment,
     monotonic_alignments,
     moving_sum,
+    simplified_alignment,
 )
 from mocha_model.attention.energy import Energies
 from mocha_model.attention.scan import linear_recurrence
@@ -122,7 +123,7 @@ def test_hard_and_soft_agree_when_p_is_zero_or_one(width: int):
     for i in range(4):
         alpha = monotonic_alignment(p[i : i + 1], alpha)
         beta = chunkwise_alignment(alpha, u[i : i + 1], width)[0]
-        chosen = next((j for j in range(pointer, 12) if p[i, j] == 1), None)  # Raffel 2017, eqs. 3-5
+        chosen = next((j for j in range(pointer, 12) if p[i, j] == 1), None)  # Raffel 2017, eqs. 6-8
         expected = torch.zeros(12, dtype=torch.float64)
         if chosen is not None:
             start = max(0, chosen - width + 1)
@@ -164,14 +165,48 @@ def test_matcha_in_float32_and_at_the_edges_of_p():
     assert (single[0] - equation_28(p[0], previous[0], u[0])).abs().max() < 1e-5
 
 
+def test_online_matcha_is_equation_27_within_its_bound():
+    torch.manual_seed(0)
+    layer = Attention(6, 5, AttentionConfig(mechanism="matcha", size=7, chunk_width=6))
+    values, query = torch.randn(1, 12, 6), torch.randn(1, 5)
+    for last, chosen in ((0, 4), (3, 3), (5, 10), (2, 9)):
+        frames, before = torch.tensor([chosen]), torch.tensor([last])
+        chunk = values[:, max(0, chosen - 5) : chosen + 1]
+        chunk = torch.cat([chunk.new_zeros(1, 6 - chunk.shape[1], 6), chunk], 1)
+        keys = layer.energies.memory_projection(chunk)
+        u = layer.energies.pairs(1, query[:, None].expand(1, 6, 5), keys)
+        context, _ = layer.attend_chunk(u, chunk, layer.chunk_mask(frames, before, torch.zeros_like(frames)))
+        start = max(last, chosen - 5)  # the last of these reaches over the bound
+        _, whole = layer.both_energies(query, layer.energies.memory_projection(values), layer.energies.directions())
+        expected = whole[0, start : chosen + 1].softmax(0) @ values[0, start : chosen + 1]
+        torch.testing.assert_close(context[0], expected)
+
+
 def test_matcha_passes_gradcheck():
     parts = [random_p(1, 6, seed=s).requires_grad_() for s in (15, 16, 17)]
     assert torch.autograd.gradcheck(adaptive_chunkwise_alignment, parts)
 
 
+def test_matcha_and_its_gradient_with_energies_far_apart():
+    p, previous = torch.tensor([[0.0, 0.5, 0.5, 0.5]], dtype=torch.float64), first(1, 4).roll(1, 1)
+
+    def gradient(beta_of: object, far: float) -> tuple[Tensor, Tensor]:
+        u = torch.tensor([[far, 0.3, 0.0, 0.0]], dtype=torch.float64, requires_grad=True)
+        assert callable(beta_of)
+        beta = beta_of(p, previous, u)
+        (beta * torch.tensor([[1.0, -2, 3, -4]], dtype=torch.float64)).sum().backward()
+        assert u.grad is not None
+        return beta.detach(), u.grad
+
+    exact = gradient(lambda p, previous, u: equation_28(p[0], previous[0], u[0])[None], 100.0)
+    for far in (100.0, 690.0):  # what is far above is in no chunk that may be
+        for got, expected in zip(gradient(adaptive_chunkwise_alignment, far), exact, strict=True):
+            torch.testing.assert_close(got, expected)
+
+
 def test_partial_sums_and_products_are_equation_40():
     x = torch.tensor([2.0, 3.0, 4.0])
-    assert all_partial_sums(x).tolist() == [[2, 5, 9], [1, 3, 7], [1, 1, 4]]
+    torch.testing.assert_close(log_partial_sums(x.log()).exp(), torch.tensor([[2.0, 5, 9], [1, 3, 7], [1, 1, 4]]))
     assert all_partial_products(x).tolist() == [[2, 6, 24], [1, 3, 12], [1, 1, 4]]
 
 
@@ -182,6 +217,53 @@ def test_all_output_steps_at_once_are_the_steps():
     for i in range(3):
         alpha = monotonic_alignment(p[:, i], alpha)
         torch.testing.assert_close(together[:, i], alpha)
+
+
+def test_simplified_alpha_selects_as_if_nothing_had_been_selected_before():
+    p, expected = random_p(2, 7, seed=19), torch.zeros(2, 7, dtype=torch.float64)
+    for j in range(7):
+        expected[:, j] = p[:, j] * (1 - p[:, :j]).prod(1)
+    torch.testing.assert_close(simplified_alignment(p), expected)
+    with pytest.raises(ValueError, match="simplified alpha"):
+        AttentionConfig(mechanism="matcha", alpha="simplified")
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "monotonic", "mocha", "matcha"])
+def test_an_output_step_is_the_expectation_of_the_papers(mechanism: str):
+    """A step that begins with a spread alignment, against the definitions of its parts."""
+    torch.manual_seed(0)
+    layer = Attention(6, 5, AttentionConfig(mechanism=mechanism, size=7, chunk_width=3, initial_bias=0.5)).double()
+    values, query = torch.randn(1, 8, 6).double(), torch.randn(1, 5).double()
+    ready = layer.prepare(values, torch.ones(1, 8, dtype=torch.bool))
+    previous = 0.9 * random_p(1, 8, seed=20).softmax(1)
+    step = layer.expect(query, ready, previous, 0.0)
+    e, u = layer.both_energies(query, ready.keys, ready.directions)
+    if mechanism == "softmax":
+        p = alpha = beta = e.softmax(1)
+    else:
+        p = 1 / (1 + (-e).exp())
+        alpha = monotonic_alignment(p, previous, "recursive")
+        beta = {
+            "monotonic": lambda: alpha,
+            "mocha": lambda: chunkwise_alignment(alpha, u, 3),
+            "matcha": lambda: equation_28(p[0], previous[0], u[0])[None],
+        }[mechanism]()
+    for got, expected in ((step.p, p), (step.alpha, alpha), (step.beta, beta), (step.context, beta @ values[0])):
+        torch.testing.assert_close(got, expected)
+
+
+def test_noise_before_the_sigmoid_is_normal_and_of_each_entry_by_itself():
+    torch.manual_seed(0)
+    layer = Attention(6, 5, AttentionConfig(size=7, initial_bias=0.0))
+    values, query = torch.randn(4, 5000, 6), torch.randn(4, 5)
+    ready = layer.prepare(values, torch.ones(4, 5000, dtype=torch.bool))
+    e, _ = layer.both_energies(query, ready.keys, ready.directions)
+    noise = layer.expect(query, ready, layer.first_alignment(ready), 2.0).p.double().logit() - e
+    assert abs(noise.mean()) < 0.1 and abs(noise.std() - 2) < 0.1
+    rows = noise - noise.mean(1, keepdim=True)
+    for one, other in ((rows[:, 1:], rows[:, :-1]), (rows[1:], rows[:-1])):  # the next entry, the next row
+        assert abs((one * other).mean()) < 0.2
+    assert 0.02 < (noise.abs() > 4).double().mean() < 0.07  # beyond two deviations: 4.6 %
 
 
 @pytest.mark.parametrize("mechanism", ["softmax", "monotonic", "mocha", "matcha"])

@@ -234,7 +234,7 @@ def test_words_of_phrases_sound_as_espeak_says_where_the_search_does_not_know_th
     tokenizer, fusion, heard = asked(["tea", "extraordinarily"], ["jan", "kowalski"])
     book, said = PhraseBook(tokenizer, 1.0, wording(fusion, tokenizer)), pronounce(["jan", "kowalski"])
     assert book.sounds(book.at(torch.tensor([0]))) is None
-    gone, root = book.add(["kowalski"]), book.add(["Jan Kowalski", "tea", "zhivago"])
+    gone, root = book.add(["kowalski"]), book.add(["Jan Kowalski", "tea", "zhivago", "b\u2488"])  # says two lines
     book.remove(gone)
     assert book.add(["tea"]) != root
 

@@ -147,7 +147,12 @@ def test_wsj_network_has_the_papers_sizes():
     assert (config.attention.mechanism, config.attention.chunk_width) == ("mocha", 2)
     assert presets.wsj_monotonic(32) == config.with_attention(mechanism="monotonic")
     assert config.encoder.lstm_sizes == (256, 256, 256) and config.attention.size == 128
-    assert SpeechModel(config).decoder.embedding.embedding_dim == 64
+    assert (config.attention.energy, config.attention.alpha) == ("normalized", "exact")
+    model = SpeechModel(config)
+    assert model.decoder.embedding.embedding_dim == 64 and model.decoder.cell.hidden_size == 256
+    assert model.decoder.attention.energies.bias.tolist() == [-4.0, 0.0]
+    filters = [layer for layer in model.encoder.modules() if isinstance(layer, torch.nn.Conv2d)]
+    assert filters[0].kernel_size == (3, 3) and filters[0].out_channels == 32
 
 
 def test_timit_network_has_the_papers_sizes():
@@ -157,6 +162,7 @@ def test_timit_network_has_the_papers_sizes():
     assert model.config.frame_samples == 640  # 40 ms
     assert model.decoder.output.in_features == 256 and model.decoder.embedding.embedding_dim == 30
     assert model.decoder.attention.energies.bias.tolist() == [-1.0]
+    assert model.decoder.cell.hidden_size == 256 and model.config.attention.size == 512
 
 
 def test_time_reduction_skips_every_other_state():

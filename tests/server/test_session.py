@@ -157,6 +157,15 @@ def test_a_segment_without_end_is_ended_with_a_word():
     assert segments == [long]
 
 
+def test_a_segment_that_goes_on_from_one_that_was_cut_begins_after_it():
+    cut, (*_, space, letter) = spell("x" * (LONGEST_SEGMENT - 1)), spell("xx a", LONGEST_SEGMENT - 3)
+    transcript, found = Transcript(INFO), []
+    for emission in (*cut, replace(space, frame=cut[-1].frame), replace(letter, frame=cut[-1].frame), END):
+        found += [m for m in transcript.push([emission], 10**9) if isinstance(m, Segment)]
+    first, second = found
+    assert second.start == second.words[0].start == first.end
+
+
 def test_words_whose_symbols_share_a_frame_follow_each_other():
     transcript, (_, space, *rest) = Transcript(INFO), spell("a bc", 10)
     shared = [replace(space, text="a"), space, *(replace(e, frame=e.frame - 1) for e in rest), END]

@@ -7,6 +7,7 @@ import wave
 from pathlib import Path
 from typing import Any
 
+import av
 import httpx
 import numpy as np
 import pytest
@@ -15,6 +16,9 @@ from numpy.typing import NDArray
 
 from mocha_model.emissions import text_of
 from mocha_model.recognizer import Recognizer
+from mocha_server import serving
+from mocha_server.app import create_app
+from mocha_server.settings import Settings
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -77,7 +81,47 @@ def test_an_upload_that_stands_still_is_given_up(make_server: Any, lively: Recog
         if path == "/v1/audio/transcriptions":
             head.append("Content-Type: multipart/form-data; boundary=b")
         client.sendall("\r\n".join([*head, "", "--b\r\n"]).encode())
-        assert client.recv(100).startswith(b"HTTP/1.1 408 ")
+        answer = client.recv(10_000)
+        assert answer.startswith(b"HTTP/1.1 408 ") and b'code":"idle"' in answer and b"nothing was sent" in answer
+
+
+@pytest.mark.parametrize("rate", [4, 999])
+def test_a_rate_that_no_speech_has_is_refused_before_it_fills_the_memory(lively_server: Any, rate: int):
+    packed = io.BytesIO()
+    with av.open(packed, "w", format="flac") as file:
+        stream = file.add_stream("flac", rate=rate, layout="mono")
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 60_000), np.int16), format="s16", layout="mono")
+        frame.sample_rate = rate
+        file.mux([*stream.encode(frame), *stream.encode(None)])
+    response = httpx.post(
+        f"{lively_server.http}/v1/audio/transcriptions", files={"file": ("slow.flac", packed.getvalue())}, timeout=60
+    )
+    assert response.status_code == 400 and response.json()["error"]["code"] == "unsupported_media"
+    assert f"{rate} Hz" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/audio/translations", "/v1/listen"])
+async def test_an_upload_that_the_end_of_the_server_cuts_off_is_told(
+    lively: Recognizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, path: str
+):
+    monkeypatch.setattr(serving, "SHUTDOWN_S", 1)
+    app = create_app(Settings(file_beam=0, live_beam=0), lively)
+    listener = socket.create_server(("127.0.0.1", 0))
+    begun, address = asyncio.Event(), listener.getsockname()
+    server = serving.server(app, begun.set)
+    running = asyncio.create_task(server.serve([listener]))
+    await begun.wait()
+    reader, writer = await asyncio.open_connection(*address)
+    head = [f"POST {path} HTTP/1.1", "Host: x", "Content-Length: 1000000"]
+    head += ["Content-Type: multipart/form-data; boundary=b"] if path.endswith("transcriptions") else []
+    writer.write("\r\n".join([*head, "", "--b\r\n"]).encode())
+    await asyncio.sleep(0.1)
+    server.should_exit = True
+    answer = await asyncio.wait_for(reader.read(), 60)
+    writer.close()
+    await asyncio.wait_for(running, 60)
+    assert answer.startswith(b"HTTP/1.1 503 ") and b"the server stops" in answer
+    assert [record.message for record in caplog.records if record.exc_info] == []
 
 
 def test_what_a_form_holds_beside_its_file_is_limited(lively_server: Any):
@@ -146,16 +190,23 @@ def test_full_server_refuses_uploads(make_server: Any, lively: Recognizer):
     assert response.status_code == 503 and response.json()["error"]["code"] == "server_full"
 
 
-def test_health_of_a_server_that_serves_no_streams(make_server: Any, lively: Recognizer):
+@pytest.mark.parametrize("live", [True, False])
+def test_health_of_a_server_that_serves_no_streams_or_no_files(make_server: Any, lively: Recognizer, live: bool):
     server = make_server(lively)
-    server.app.state.live.greedy.stop()
+    assert httpx.head(f"{server.http}/health").status_code == 200
+    stopped = server.app.state.live.greedy if live else server.app.state.file_engine
+    stopped.stop()
     response = httpx.get(f"{server.http}/health")
     assert response.status_code == 503 and response.json()["status"] == "stopped"
+    assert httpx.head(f"{server.http}/health").status_code == 503
 
 
 def test_pages(lively_server: Any):
     assert httpx.get(f"{lively_server.http}/health").json()["status"] == "ok"
-    assert httpx.get(f"{lively_server.http}/v1/models").json()["data"][0]["id"] == "lively"
+    (listed,) = httpx.get(f"{lively_server.http}/v1/models").json()["data"]
+    assert listed["id"] == "lively" and httpx.get(f"{lively_server.http}/v1/models/lively").json() == listed
+    other = httpx.get(f"{lively_server.http}/v1/models/other")
+    assert other.status_code == 404 and other.json()["error"]["code"] == "model_not_found"
     assert "mocha_streams" in httpx.get(f"{lively_server.http}/metrics").text
     assert "/v1/audio/transcriptions" in httpx.get(f"{lively_server.http}/openapi.json").json()["paths"]
     page = httpx.get(f"{lively_server.http}/")

@@ -153,7 +153,8 @@ def test_phones_fold_to_the_standard_classes():
 
 
 # What each paper says, written out again beside the recipes.
-ADAM = {"betas": (0.9, 0.999), "epsilon": 1e-6, "weight_decay": 1e-6, "decoupled_decay": False}
+ADAM = {"betas": (0.9, 0.999), "epsilon": 1e-6, "weight_decay": 1e-6, "decoupled_decay": False, "scalar_rate": 1.0}
+ADAM |= {"noise_std": 1.0, "noise_full_at": 0.0, "quantity_weight": 0.0, "latency_weight": 0.0, "ctc_weight": 0.0}
 WSJ = {
     "batch_utterances": 8,
     "clip": 1.0,

@@ -95,6 +95,16 @@ def test_a_run_goes_on_from_the_checkpoint_that_it_was_begun_with(tmp_path: Path
         make_trainer(tmp_path, started_from=first).resume()
 
 
+def test_a_state_that_is_damaged_is_told(tmp_path: Path):
+    make_trainer(tmp_path).save()
+    path = tmp_path / "last.pt"
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"not a state", b""):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"last\.pt: not a run's state, or truncated"):
+            make_trainer(tmp_path).resume()
+
+
 def test_runs_of_versions_before_are_resumed(tmp_path: Path):
     before = make_trainer(tmp_path, phones=("a", "b"), seed=3)
     before.step = 5

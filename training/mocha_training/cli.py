@@ -183,24 +183,34 @@ def evaluate(
         Decoding | None, typer.Option(help="online (hard), or soft over whole recordings; online where possible")
     ] = None,
     beam: Annotated[int, typer.Option(min=0, help="hypotheses of beam search over the online process; 0 for none")] = 0,
-    joint: Annotated[int, typer.Option(min=0, help="prefixes of joint search, which reads files; 0 for none")] = 0,
+    joint: Annotated[
+        int, typer.Option(min=0, help="prefixes of joint search, as files and patient streams are read; 0: none")
+    ] = 0,
     settle: Annotated[bool, typer.Option(help="read greedily; joint search settles segments when they end")] = False,
     patience: Annotated[
-        int | None, typer.Option(help="frames after which a character is emitted at the latest, in either search")
+        int | None, typer.Option(help="emit a character after at most this many frames, in either search")
     ] = None,
-    caution: Annotated[float | None, typer.Option(help=f"before patience ends; live text has {LIVE_CAUTION}")] = None,
+    caution: Annotated[
+        float | None, typer.Option(help=f"higher waits longer, within --patience; live: {LIVE_CAUTION}")
+    ] = None,
     threshold: Annotated[
-        float | None, typer.Option(help=f"at which either search prunes; live text has {LIVE_THRESHOLD:.0f}")
+        float | None, typer.Option(help=f"pruning threshold of either search; live: {LIVE_THRESHOLD:.0f}")
     ] = None,
-    length_bonus: Annotated[float | None, typer.Option(help="per symbol, in either; joint: the model's own")] = None,
-    selection_weight: Annotated[float | None, typer.Option(help="of the path's decisions, in beam search")] = None,
+    length_bonus: Annotated[float | None, typer.Option(help="bonus per symbol; joint: default the model's own")] = None,
+    selection_weight: Annotated[
+        float | None, typer.Option(help="weight of the decisions to select or pass, in beam search")
+    ] = None,
     lm: Annotated[Path | None, typer.Option(help="language model of `train-lm`, for either; none if not given")] = None,
     lm_weight: Annotated[
         float | None,
-        typer.Option(help=f"of the language model; joint: the model's own, beam: {searches.BEAM_LANGUAGE_WEIGHT}"),
+        typer.Option(help=f"weight of --lm; default: joint the model's own, beam {searches.BEAM_LANGUAGE_WEIGHT}"),
     ] = None,
-    prior_weight: Annotated[float | None, typer.Option(help="of how frequent characters are; the model's own")] = None,
-    phone_weight: Annotated[float | None, typer.Option(min=0, help="of how words sound; 0: not at all")] = None,
+    prior_weight: Annotated[
+        float | None, typer.Option(help="weight of character priors; default: the model's own")
+    ] = None,
+    phone_weight: Annotated[
+        float | None, typer.Option(min=0, help="weight of how words sound; default: the model's own")
+    ] = None,
     fold_phones: Annotated[bool, typer.Option(help="score TIMIT's phones as 39 classes; WER is then PER")] = False,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; the real-time factor is per these")] = 1,
 ) -> None:
@@ -233,7 +243,7 @@ def evaluate(
 
 
 def average(
-    checkpoints: Annotated[list[Path], typer.Argument(help="of one network; what is no weight is the last one's")],
+    checkpoints: Annotated[list[Path], typer.Argument(help="of one network; all but weights is from the last")],
     out: Annotated[Path, typer.Option(help="checkpoint to write")],
 ) -> None:
     """Write the mean of the weights of several checkpoints, in a third of the space."""
@@ -287,7 +297,7 @@ def synthesize(
     seed: Annotated[int, typer.Option(help="the same seed and voices give the same speech (not Piper's)")] = 0,
     held_out: HeldOut = None,
 ) -> None:
-    """Read text aloud with every free English voice that is installed; of more text, what brings the most words.
+    """Read text aloud with every free English voice installed; from longer text, the sentences that bring most words.
 
     The first sentence with a number or an abbreviation takes a minute: the grammars are compiled, once.
     """

@@ -38,6 +38,11 @@ class Beam:
     fusion: Fusion
     settles: bool = False
 
+    @property
+    def name(self) -> str:
+        """What a report calls it."""
+        return "settled" if self.settles else "joint" if isinstance(self.config, JointConfig) else "beam"
+
 
 @dataclass(frozen=True)
 class Result:
@@ -129,7 +134,7 @@ def transcribe_corpus(
     decoding: Decoding | Beam = "online",
     progress: Callable[[int], None] = lambda done: None,
 ) -> tuple[list[Result], float]:
-    """Greedy decoding and the CTC branch of every utterance; returns results and seconds of decoding."""
+    """`decoding` and the CTC branch of every utterance; returns results and seconds of decoding."""
     model.eval()
     order = sorted(range(len(corpus.utterances)), key=lambda i: corpus.utterances[i].num_samples)
     frame_ms = 1000 * model.config.frame_samples / SAMPLE_RATE
@@ -198,7 +203,7 @@ def evaluate_corpus(
     results, spent = transcribe_corpus(model, tokenizer, corpus, chosen, progress)
     names = sorted({r.corpus for r in results})
     report = summarize(results, fold) | {
-        "decoding": "beam" if isinstance(chosen, Beam) else chosen,
+        "decoding": chosen.name if isinstance(chosen, Beam) else chosen,
         "rtf": spent / corpus.seconds,
         "hours": corpus.seconds / 3600,
         "sample_rate": SAMPLE_RATE,

@@ -88,7 +88,7 @@ def boundary_latency(alpha: Tensor, boundaries: Tensor, num_tokens: Tensor) -> T
 def path_likelihood(energies: Tensor, selects: Tensor, decides: Tensor, num_tokens: Tensor) -> Tensor:
     """Negative log-probability, per token, that the stochastic hard process takes a given path.
 
-    The process of Raffel 2017, eqs. 3-5, draws Bernoulli(sigmoid(e)) at every frame it inspects; the path's probability
+    The process of Raffel 2017, eqs. 6-8, draws Bernoulli(sigmoid(e)) at every frame it inspects; the path's probability
     is the product over its decisions. `energies`, `selects`, `decides` [B, N] as `Decoder.along_path` returns them.
     """
     each = functional.binary_cross_entropy_with_logits(energies, selects.float(), reduction="none")

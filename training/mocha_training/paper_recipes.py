@@ -1,8 +1,8 @@
 """The papers' training configurations, figure by figure; docs/recipes.md says what is theirs and what is ours."""
 
 import math
+from typing import Any
 
-from mocha_model.tokenizer import Units
 from mocha_training.augment import AugmentConfig
 from mocha_training.config import Preset, TrainConfig
 from mocha_training.weights import Draw, InitConfig, WeightNoise
@@ -55,47 +55,25 @@ def _wsj(preset: Preset, learning_rate: float, drops: tuple[int, ...]) -> TrainC
     )
 
 
-def _as_published(
-    preset: Preset,
-    init: InitConfig,
-    learning_rate: float,
-    rate_drops: tuple[tuple[int, float], ...],
-    steps: int,
-    batch_utterances: int,
-    clip: float,
-    weight_noise: WeightNoise,
-    neighbour_smoothing: tuple[float, ...] = (),
-    units: Units = "characters",
-    fold_phones: bool = False,
-) -> TrainConfig:
-    """What the papers' recipes share: Adam and L2, cross-entropy alone, full noise before the sigmoid from the start.
+def _as_published(**own: Any) -> TrainConfig:
+    """A recipe's `own` fields, and what the papers' recipes share.
 
-    And the checkpoint that does best on dev (Chiu & Raffel 2018, section 3).
+    Adam and L2; cross-entropy alone; full noise before the sigmoid from the start; the checkpoint that does best on dev
+    (Chiu & Raffel 2018, section 3).
     """
     return TrainConfig(
-        preset=preset,
-        init=init,
-        units=units,
-        fold_phones=fold_phones,
-        steps=steps,
-        batch_utterances=batch_utterances,
         bf16=False,
-        learning_rate=learning_rate,
-        rate_drops=rate_drops,
         warmup_steps=1,
         scalar_rate=1.0,
         betas=(0.9, 0.999),
         epsilon=1e-6,
         weight_decay=1e-6,
         decoupled_decay=False,
-        weight_noise=weight_noise,
-        clip=clip,
         ctc_only=0.0,
         ctc_weight=0.0,
         quantity_weight=0.0,
         latency_weight=0.0,
         label_smoothing=0.0,
-        neighbour_smoothing=neighbour_smoothing,
         noise_std=1.0,
         noise_full_at=0.0,
         max_seconds=40.0,
@@ -103,4 +81,5 @@ def _as_published(
         save_every=1_000,
         final="best",
         augment=AugmentConfig.nothing(),
+        **own,
     )

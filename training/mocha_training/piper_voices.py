@@ -1,8 +1,8 @@
 """Voices of Piper (VITS, Kim et al. 2021), of which there are some hundreds in English; some networks have many.
 
 A directory has networks, each ``NAME.onnx`` with ``NAME.onnx.json`` beside it, as Piper's voices are published. The
-package piper-tts runs them; its licence is the GPL, so no extra of ours brings it. How long a sound is, and how it
-sounds, Piper draws anew each time. Knows nothing of sentences.
+package piper-tts runs them; its licence is the GPL, so of our extras only `test` has it. How long a sound is, and
+how it sounds, Piper draws anew each time. Knows nothing of sentences.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Training on what the decoder writes by itself: fewer expected errors, by policy gradient.
 
 Along the CTC path the decoder learns what to do at each frame, not what its decisions lead to. Here it is drawn from
-the stochastic process of Raffel 2017 (eqs. 3-5: at each frame, whether to select, and what), several times for each
+the stochastic process of Raffel 2017 (eqs. 6-8: at each frame, whether to select, and what), several times for each
 utterance, and decisions whose texts have more errors than the others' become less likely: REINFORCE (Williams 1992),
 for hard decisions as in Luo et al. (2016), the expected errors of Prabhavalkar et al. (2018), each draw's baseline the
 mean of the others' (Kool et al. 2019). Knows nothing of encoders and loops.

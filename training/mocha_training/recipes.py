@@ -209,6 +209,15 @@ def ahead() -> TrainConfig:
     return paused().model_copy(update=changes | {"learning_rate": 2e-3, "warmup_steps": 60, "batch_seconds": 2400})
 
 
+def adapt() -> TrainConfig:
+    """The bundled model, with --init, on recordings of other speakers, words or places: minutes on a CPU, and gently.
+
+    The head of phones learns beside the encoder, for which it needs espeak-ng.
+    """
+    augment = settle().augment.model_copy(update={"pause_probability": 0.25})
+    return settle().model_copy(update={"phone_weight": 1.0, "slip_probability": 0.1, "augment": augment, "seed": 131})
+
+
 def discriminative() -> TrainConfig:
     """The CTC head alone, after `ahead`, with --init: it learns to tell each transcript from all other texts.
 
@@ -310,6 +319,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "paused": paused,
     "rewarded": rewarded,
     "ahead": ahead,
+    "adapt": adapt,
     "discriminative": discriminative,
     "sounds": sounds,
     "plain": plain,

@@ -11,6 +11,7 @@ nothing of command lines.
 import json
 import math
 import os
+import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from mocha_model.model import SpeechModel
 from mocha_model.tokenizer import Tokenizer
 from mocha_training import losses, pictures
 from mocha_training.augment import Augmenter
+from mocha_training.average import average_checkpoints
 from mocha_training.batches import EpochBatches
 from mocha_training.beginnings import begun_with, refuse_other
 from mocha_training.config import TrainConfig
@@ -323,7 +325,10 @@ class Trainer:
         path = self.directory / "last.pt"
         if not path.is_file():
             return False
-        state = torch.load(path, map_location=self.device, weights_only=True)
+        try:
+            state = torch.load(path, map_location=self.device, weights_only=True)
+        except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
+            raise ValueError(f"{path}: not a run's state, or truncated; its last checkpoint can begin a run") from error
         before = {"seed": state["seed"]} if "seed" in state else {}  # all that versions before wrote of it
         refuse_other(path, state.get("begun_with", before), begun_with(self.config, self.model, self.tokenizer))
         if self.started_from and state.get("started_from", self.started_from) != self.started_from:
@@ -354,8 +359,6 @@ class Trainer:
 
     def finish(self) -> None:
         """Make ``final.safetensors``, compact: the best, or the last ones averaged (batch norm statistics too)."""
-        from mocha_training.average import average_checkpoints
-
         best = self.directory / "best.safetensors"
         chosen = [best] if self.config.final == "best" and best.is_file() else self._saved()
         average_checkpoints(chosen, self.directory / "final.safetensors")

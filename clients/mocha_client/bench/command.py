@@ -38,7 +38,7 @@ def bench(
     url: Annotated[str, typer.Option(help="the server's native endpoint, or the address of its page")] = DEFAULT_URL,
     manifest: Annotated[Path | None, typer.Option(help="recorded speech; synthesized if not given")] = None,
     clips: Annotated[int, typer.Option(min=1, help="different clips among the streams")] = 16,
-    piece_ms: Annotated[int, typer.Option(min=10, max=1000, help="audio in each message")] = 100,
+    chunk_ms: Annotated[int, typer.Option(min=10, max=1000, help="audio in each message")] = 100,
     processes: Annotated[int, typer.Option(min=1, help="processes that send")] = max(1, (os.cpu_count() or 2) // 2),
     search: Annotated[bool, typer.Option(help="find the most streams that keep within --limit-ms")] = False,
     limit_ms: Annotated[float, typer.Option(help="p99 of the emission lag that --search allows")] = 300.0,
@@ -55,9 +55,9 @@ def bench(
         with _server() if serve and not engine else nullcontext(endpoint(url)) as target:
             spread_s = min(10.0, seconds / 4)
             if engine:
-                load = _engine_load(audio, piece_ms, device, spread_s)
+                load = _engine_load(audio, chunk_ms, device, spread_s)
             else:
-                load = _socket_load(target, audio, piece_ms, processes, spread_s)
+                load = _socket_load(target, audio, chunk_ms, processes, spread_s)
             report = _search(load, streams, most, limit_ms) if search else load(streams).report()
     except (SourceError, ClientError, ConnectionError) as error:
         console.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
@@ -70,14 +70,14 @@ def bench(
         raise typer.Exit(1)
 
 
-def _socket_load(url: str, audio: list[bytes], piece_ms: int, processes: int, spread_s: float) -> Callable[[int], Run]:
+def _socket_load(url: str, audio: list[bytes], chunk_ms: int, processes: int, spread_s: float) -> Callable[[int], Run]:
     """A function that runs N streams against the server at `url`."""
-    plain = [make_clip(a, piece_ms) for a in audio]
+    plain = [make_clip(a, chunk_ms) for a in audio]
     known = []
     for number, clip in enumerate(plain):
         with console.status(f"clip {number + 1} of {len(plain)} alone"):
             known.append(asyncio.run(alone(url, clip, timeout_s=60 + 10 * clip.audio_s)))
-    ready = [make_clip(a, piece_ms, expected) for a, expected in zip(audio, known, strict=True)]
+    ready = [make_clip(a, chunk_ms, expected) for a, expected in zip(audio, known, strict=True)]
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "wss" else 80)
 
@@ -88,13 +88,13 @@ def _socket_load(url: str, audio: list[bytes], piece_ms: int, processes: int, sp
     return load
 
 
-def _engine_load(audio: list[bytes], piece_ms: int, device: str, spread_s: float) -> Callable[[int], Run]:
+def _engine_load(audio: list[bytes], chunk_ms: int, device: str, spread_s: float) -> Callable[[int], Run]:
     """The same with the engine in this process; the server part registers it, since clients import none of it."""
     found = list(entry_points(group="mocha_asr.benchmarks", name="engine"))
     if not found:
         raise SourceError("--engine needs the server part of mocha-asr")
     try:
-        run = found[0].load()(audio, piece_ms, device)
+        run = found[0].load()(audio, chunk_ms, device)
     except ValueError as error:  # no usable checkpoint
         raise SourceError(str(error)) from error
 

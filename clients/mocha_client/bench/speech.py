@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mocha_client.sources import DECODED, SourceError, decoded_pieces, piece_bytes
 
+BESIDE = ("json", "txt", "lab", "trn", "csv", "tsv")  # files of a shard that are no recordings
 BYTES_PER_MS = piece_bytes(DECODED, 1)
 SENTENCES = (
     "the weather is fine today and the road to the harbour is open",
@@ -48,7 +49,10 @@ def recorded(manifest: Path, count: int, seconds: float) -> list[bytes]:
             shards[path] = _members(path)
         if key not in shards[path]:
             raise SourceError(f"{path}: has no recording {key}")
-        return _decoded(shards[path][key])
+        try:
+            return _decoded(shards[path][key])
+        except SourceError as error:
+            raise SourceError(f"{path}: recording {key} is no audio that can be decoded") from error
 
     step = max(1, len(places) // count)
     return [_joined(recording, number * step, seconds) for number in range(count)]
@@ -76,7 +80,7 @@ def _joined(utterance: Callable[[int], bytes], first: int, seconds: float) -> by
 
 
 def _members(path: Path) -> dict[str, bytes]:
-    """The files of a tar shard by name without suffix, descriptions left out."""
+    """The recordings of a tar shard by name without suffix."""
     try:
         with tarfile.open(path) as tar:
             return dict(_recordings(tar))
@@ -86,9 +90,9 @@ def _members(path: Path) -> dict[str, bytes]:
 
 def _recordings(tar: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
     for member in tar:
-        key, _, suffix = member.name.rpartition(".")
+        key, _, suffix = member.name.removeprefix("./").rpartition(".")
         file = tar.extractfile(member)
-        if suffix != "json" and file is not None:
+        if suffix not in BESIDE and file is not None:
             yield key, file.read()
 
 

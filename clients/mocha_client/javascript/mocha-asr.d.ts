@@ -101,7 +101,7 @@ export interface StreamOptions {
   channels?: number;
   /** Words that this stream is likely to have, such as names: at most 200 of at most 60 characters; none. */
   phrases?: string[];
-  /** Whether to search for a while before a character is emitted: far fewer errors, a quarter of a second later; as the server is set. */
+  /** Whether to search for a while before a character is emitted: far fewer errors, a tenth of a second later; if not given, as the server is set. */
   patient?: boolean;
   /** How long to go without text before a lost connection is given up; 30. 0 never tries. */
   reconnectSeconds?: number;

@@ -11,6 +11,8 @@ from torch.nn.functional import pad
 
 from mocha_model.attention.scan import linear_recurrence
 
+OUTSIDE = -1e5  # a logarithm of nothing whose gradient is a number
+
 
 def monotonic_alignment(
     p_choose: Tensor, previous: Tensor, mode: Literal["parallel", "recursive"] = "parallel"
@@ -119,14 +121,15 @@ def _upper(length: int, like: Tensor) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool, device=like.device).triu()
 
 
-def all_partial_sums(x: Tensor) -> Tensor:
-    """``sum_{m=j}^{l} x_m`` at [..., j, l] for j <= l, 1 elsewhere (Chiu & Raffel 2018, eq. 40).
+def log_partial_sums(x: Tensor) -> Tensor:
+    """``log sum_{m=j}^{l} exp(x_m)`` at [..., j, l] for j <= l, 0 elsewhere (Chiu & Raffel 2018, eq. 40 of exp(x)).
 
     [..., T] to [..., T, T]. Summed forwards from each j: the difference of two sums (eq. 41) cancels where they are
-    large.
+    large. As a logarithm, since the gradient of what is divided by a sum has its square.
     """
     upper = _upper(x.shape[-1], x)
-    return torch.where(upper, (x[..., None, :] * upper).cumsum(-1), 1.0)
+    rows = x[..., None, :].expand(*x.shape, x.shape[-1])
+    return torch.where(upper, torch.where(upper, rows, OUTSIDE).logcumsumexp(-1), 0.0)
 
 
 def all_partial_products(x: Tensor) -> Tensor:
@@ -144,17 +147,17 @@ def adaptive_chunkwise_alignment(p_choose: Tensor, previous: Tensor, chunk_energ
     Args:
         p_choose: [B, T] selection probabilities of this output step; 0 at padding.
         previous: [B, T] alpha_{i-1}.
-        chunk_energies: [B, T] u, any finite values within about 700 of each other.
+        chunk_energies: [B, T] u, any finite values within 700 of each other.
 
     Returns:
         [B, T] in the dtype of `p_choose`, with the same sum as alpha_i.
 
     """
     p, before, u = p_choose.double(), previous.double(), chunk_energies.double()
-    weight = (u - u.amax(dim=-1, keepdim=True).detach()).exp()
+    u = u - u.amax(dim=-1, keepdim=True).detach()
     upper = _upper(p.shape[-1], p)
     passed = all_partial_products(1 - p).roll(1, -1)  # prod_{n=k}^{l-1}: the column before
     passed = torch.where(upper.triu(1), passed, upper.to(p.dtype))  # 1 at k = l, 0 for k > l
-    both = before[..., :, None] * p[..., None, :] * passed / all_partial_sums(weight)  # start k, end l
+    both = before[..., :, None] * p[..., None, :] * passed * (-log_partial_sums(u)).exp()  # start k, end l
     spans = both.cumsum(-2).flip(-1).cumsum(-1).flip(-1)  # sum over k <= j and l >= column
-    return (weight * spans.diagonal(dim1=-2, dim2=-1)).to(p_choose.dtype)  # eq. 43
+    return (u.exp() * spans.diagonal(dim1=-2, dim2=-1)).to(p_choose.dtype)  # eq. 43

@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from mocha_model.confidence import word_confidence
 from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import Character, End, Error, ErrorCode, Phrases, Segment, Start, Text, Word
-from mocha_server.protocols.deepgram_options import LiveOptions, OptionError, live_options, refusal
+from mocha_server.protocols.deepgram_options import LiveOptions, OptionError, live_options
+from mocha_server.protocols.deepgram_wire import alternative, metadata, model_info, refusal
 from mocha_server.protocols.live import Live, Refused, Request, Said, Then, WebSocketTransport, converse, has_left
 from mocha_server.session import explain
 from mocha_server.stream import EngineError
@@ -151,9 +152,7 @@ class DeepgramTranslator:
         return (empty,)
 
     def _results(self, transcript: str, words: list[Word], until_s: float, **flags: bool) -> str:
-        confidence = round(sum(w.confidence for w in words) / len(words), 4) if words else 0.0
-        listed = [{**w.model_dump(), "punctuated_word": w.word} for w in words]
-        model = {"name": self._info.name, "version": "1", "arch": "mocha"}
+        name = self._info.name
         return _json(
             {
                 "type": "Results",
@@ -163,23 +162,14 @@ class DeepgramTranslator:
                 "speech_final": False,
                 "from_finalize": False,
                 **flags,
-                "channel": {"alternatives": [{"transcript": transcript, "confidence": confidence, "words": listed}]},
-                "metadata": {"request_id": self._request_id, "model_uuid": self._info.name, "model_info": model},
+                "channel": {"alternatives": [alternative(transcript, words)]},
+                "metadata": {"request_id": self._request_id, "model_uuid": name, "model_info": model_info(name)},
             }
         )
 
     def _metadata(self) -> str:
-        return _json(
-            {
-                "type": "Metadata",
-                "transaction_key": "deprecated",
-                "request_id": self._request_id,
-                "sha256": self._sha256.hexdigest(),
-                "created": self._created.isoformat(),
-                "duration": round(self._live.heard_s, 3),
-                "channels": self._options.channels,
-            }
-        )
+        of_audio = (self._sha256.hexdigest(), self._created, self._live.heard_s, self._options.channels)
+        return _json({"type": "Metadata"} | metadata(self._request_id, *of_audio))
 
 
 def spoken(characters: list[Character], info: ModelInfo) -> list[Word]:

@@ -13,9 +13,10 @@ from starlette.exceptions import HTTPException
 
 from mocha_server.audio import AudioError, decode_file
 from mocha_server.engine import Engine
-from mocha_server.messages import ErrorCode, Segment, Word
-from mocha_server.protocols.deepgram_options import OptionError, RawOptions, favoured, raw_options, refusal
-from mocha_server.protocols.upload import Upload, decode_raw, limited
+from mocha_server.messages import ErrorCode, Segment
+from mocha_server.protocols.deepgram_options import OptionError, RawOptions, favoured, raw_options
+from mocha_server.protocols.deepgram_wire import alternative, metadata, model_info, refusal
+from mocha_server.protocols.upload import CODES, Upload, decode_raw, limited
 from mocha_server.stream import EngineError
 
 router = APIRouter()
@@ -39,15 +40,18 @@ async def listen_file(request: Request) -> Response:
         except OptionError as error:
             return refusal(400, "INVALID_QUERY_PARAMETER", str(error), request_id)
         except HTTPException as error:
-            return refusal(error.status_code, "Payload Too Large", error.detail, request_id)
+            code = "Payload Too Large" if error.status_code == 413 else CODES[error.status_code]
+            return refusal(error.status_code, code, error.detail, request_id)
         except AudioError as error:
             return refusal(400, "Bad Request", f"{error} ({error.code.value})", request_id)
         except EngineError as error:
             full = error.code is ErrorCode.SERVER_FULL
             return refusal(503 if full else 500, error.code.value, str(error), request_id)
     utterances = request.query_params.get("utterances", "false").lower() == "true"
-    metadata = _metadata(request_id, sha256, upload.seconds, engine.info.name)
-    return Response(orjson.dumps({"metadata": metadata, "results": _results(segments, utterances)}), 200, JSON)
+    name = engine.info.name
+    about = metadata(request_id, sha256, datetime.now(UTC), upload.seconds, channels=1)
+    about |= {"models": [name], "model_info": {name: model_info(name)}}
+    return Response(orjson.dumps({"metadata": about, "results": _results(segments, utterances)}), 200, JSON)
 
 
 async def _spool(request: Request, file: IO[bytes]) -> str:
@@ -65,47 +69,15 @@ def _upload(engine: Engine, file: IO[bytes], options: RawOptions | None, phrases
     return Upload(engine, decode_raw(file, options.start(), rate) if options else decode_file(file, rate), phrases)
 
 
-def _metadata(request_id: str, sha256: str, seconds: float, model: str) -> dict[str, Any]:
-    return {
-        "transaction_key": "deprecated",
-        "request_id": request_id,
-        "sha256": sha256,
-        "created": datetime.now(UTC).isoformat(),
-        "duration": round(seconds, 3),
-        "channels": 1,
-        "models": [model],
-        "model_info": {model: {"name": model, "version": "1", "arch": "mocha"}},
-    }
-
-
 def _results(segments: list[Segment], utterances: bool) -> dict[str, Any]:
     words = [word for segment in segments for word in segment.words]
-    alternative = {
-        "transcript": " ".join(segment.text for segment in segments),
-        "confidence": _confidence(words),
-        "words": [_word(word) for word in words],
-    }
-    results: dict[str, Any] = {"channels": [{"alternatives": [alternative]}]}
+    whole = alternative(" ".join(segment.text for segment in segments), words)
+    results: dict[str, Any] = {"channels": [{"alternatives": [whole]}]}
     if utterances:
         results["utterances"] = [_utterance(segment) for segment in segments]
     return results
 
 
 def _utterance(segment: Segment) -> dict[str, Any]:
-    return {
-        "id": str(uuid.uuid4()),
-        "start": segment.start,
-        "end": segment.end,
-        "confidence": _confidence(segment.words),
-        "channel": 0,
-        "transcript": segment.text,
-        "words": [_word(word) for word in segment.words],
-    }
-
-
-def _word(word: Word) -> dict[str, Any]:
-    return {**word.model_dump(), "punctuated_word": word.word}
-
-
-def _confidence(words: list[Word]) -> float:
-    return round(sum(w.confidence for w in words) / len(words), 4) if words else 0.0
+    place = {"id": str(uuid.uuid4()), "start": segment.start, "end": segment.end, "channel": 0}
+    return place | alternative(segment.text, segment.words)

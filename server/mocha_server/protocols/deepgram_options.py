@@ -1,8 +1,7 @@
-"""Query parameters of Deepgram's `/v1/listen`, and its error body. What only changes formatting is accepted."""
+"""Query parameters of Deepgram's `/v1/listen`. What only changes formatting is accepted."""
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 from starlette.datastructures import QueryParams
 
@@ -97,9 +96,3 @@ def _parsed(kind: type[T], query: QueryParams) -> T:
         return kind.model_validate(dict(query) | {"phrases": favoured(query)})
     except ValidationError as error:
         raise OptionError(explain(error)) from None
-
-
-def refusal(status: int, code: str, message: str, request_id: str) -> JSONResponse:
-    """Deepgram's error body."""
-    body: dict[str, Any] = {"err_code": code, "err_msg": message, "request_id": request_id}
-    return JSONResponse(body, status_code=status, headers={"dg-request-id": request_id, "dg-error": message})

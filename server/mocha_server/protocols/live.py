@@ -43,6 +43,11 @@ def has_left(socket: WebSocket) -> bool:
     return LEFT in socket.scope.get("extensions", {})
 
 
+def silent(idle_s: float) -> str:
+    """What a client is told that has sent nothing for so long."""
+    return f"nothing was sent for {idle_s:g} s"
+
+
 class Gone(Exception):
     """The client has left."""
 
@@ -283,7 +288,7 @@ async def receive_within(transport: Transport[In, Out], idle_s: float) -> In:
         async with asyncio.timeout(idle_s):
             return await transport.receive()
     except TimeoutError:
-        raise refused(ErrorCode.IDLE, f"nothing was sent for {idle_s:g} s") from None
+        raise refused(ErrorCode.IDLE, silent(idle_s)) from None
 
 
 async def _read(

@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import Error, ErrorCode
-from mocha_server.protocols.live import cut, has_left
-from mocha_server.session import Session, State, wants_patience
+from mocha_server.protocols.live import CLOSE_CODES, cut, has_left, silent
+from mocha_server.session import OutMessage, Session, State, wants_patience
 from mocha_server.stream import EngineError, Stream
 
 router = APIRouter()
@@ -31,19 +31,19 @@ async def _serve(socket: WebSocket, engines: LiveEngines, idle_s: float) -> None
         async with asyncio.timeout(idle_s):
             first = await _receive(socket)
     except TimeoutError:
-        silent = Session(identifier, engines.greedy.info).failed(ErrorCode.IDLE, _silent(idle_s))
-        await _refuse(socket, silent, 1008)
+        error = Session(identifier, engines.greedy.info).failed(ErrorCode.IDLE, silent(idle_s))
+        await _refuse(socket, error)
         return
     engine = engines.of(wants_patience(first))
     session = Session(identifier, engine.info)
     began = session.receive(first)
     if session.state is State.CLOSED:
-        await _refuse(socket, began.messages[0], 1008)
+        await _refuse(socket, began.messages[0])
         return
     try:
         opened = engine.open(live=True)
     except EngineError as error:
-        await _refuse(socket, session.failed(error.code, str(error)), 1013)
+        await _refuse(socket, session.failed(error.code, str(error)))
         return
     try:
         for out in began.messages:
@@ -55,9 +55,10 @@ async def _serve(socket: WebSocket, engines: LiveEngines, idle_s: float) -> None
         opened.close()
 
 
-async def _refuse(socket: WebSocket, error: BaseModel, code: int) -> None:
+async def _refuse(socket: WebSocket, error: OutMessage) -> None:
+    """Tell the client why, and close."""
     await _send(socket, error)
-    await socket.close(code)
+    await socket.close(CLOSE_CODES.get(error.code, 1008) if isinstance(error, Error) else 1008)
 
 
 async def _converse(socket: WebSocket, session: Session, opened: Stream, idle_s: float) -> None:
@@ -69,7 +70,7 @@ async def _converse(socket: WebSocket, session: Session, opened: Stream, idle_s:
     try:
         await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
         if not writer.done():
-            error = session.failed(ErrorCode.IDLE, _silent(idle_s)) if idle.expired else await reader
+            error = session.failed(ErrorCode.IDLE, silent(idle_s)) if idle.expired else await reader
             opened.close()  # before the client is told, which may not read it
             await _fail(socket, writer, error)
     finally:
@@ -77,10 +78,6 @@ async def _converse(socket: WebSocket, session: Session, opened: Stream, idle_s:
         reader.cancel()
         writer.cancel()
         await asyncio.gather(reader, writer, return_exceptions=True)
-
-
-def _silent(idle_s: float) -> str:
-    return f"nothing was sent for {idle_s:g} s"
 
 
 class IdleTimer:
@@ -153,8 +150,7 @@ async def _write(socket: WebSocket, session: Session, opened: Stream) -> None:
         await _send(socket, session.ended())
         await socket.close()
     except EngineError as error:
-        await _send(socket, session.failed(error.code, str(error)))
-        await socket.close(1011)
+        await _refuse(socket, session.failed(error.code, str(error)))
     except (WebSocketDisconnect, RuntimeError):  # the client is gone; the reader cleans up
         return
 
@@ -162,7 +158,7 @@ async def _write(socket: WebSocket, session: Session, opened: Stream) -> None:
 async def _fail(socket: WebSocket, writer: "asyncio.Task[None]", error: Error) -> None:
     writer.cancel()
     await asyncio.gather(writer, return_exceptions=True)
-    await _refuse(socket, error, 1008)
+    await _refuse(socket, error)
 
 
 async def _send(socket: WebSocket, message: BaseModel) -> None:

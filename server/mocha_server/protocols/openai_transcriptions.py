@@ -18,7 +18,7 @@ from mocha_server.audio import AudioError, decode_file
 from mocha_server.engine import Engine
 from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import ErrorCode, Phrases, Segment
-from mocha_server.protocols.upload import Upload, limited
+from mocha_server.protocols.upload import CODES, Upload, limited
 from mocha_server.session import explain
 from mocha_server.stream import EngineError
 from mocha_server.subtitles import srt, vtt
@@ -88,8 +88,19 @@ async def models(request: Request) -> dict[str, Any]:
     """The one model of this server, and the names by which live streams ask for it with patience or without."""
     live: LiveEngines = request.app.state.live
     names = list(live.greedy.info.models) if live.patient else [live.greedy.info.name]
-    rest = {"object": "model", "created": 0, "owned_by": "mocha-asr"}
-    return {"object": "list", "data": [{"id": name, **rest} for name in names]}
+    return {"object": "list", "data": [_model(name) for name in names]}
+
+
+@router.get("/v1/models/{name}")
+async def model(request: Request, name: str) -> Response:
+    """One of them."""
+    if name in [known["id"] for known in (await models(request))["data"]]:
+        return _json(_model(name))
+    return RequestError(404, "model_not_found", f"there is no model {name}", "model").response()
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "mocha-asr"}
 
 
 @router.post(
@@ -124,8 +135,7 @@ async def transcriptions(request: Request) -> Response:
     try:
         form = await limited(request).form(**FORM_LIMITS)
     except HTTPException as error:
-        code = "file_too_large" if error.status_code == 413 else "invalid_form"
-        return RequestError(error.status_code, code, error.detail).response()
+        return RequestError(error.status_code, CODES.get(error.status_code, "invalid_form"), error.detail).response()
     streaming = False
     try:
         wanted = wanted_by(form)
@@ -150,8 +160,11 @@ async def transcriptions(request: Request) -> Response:
 @router.post("/v1/audio/translations", include_in_schema=False)
 async def translations(request: Request) -> Response:
     """Refused: the model writes what it hears. The upload is read first, or clients would see a broken connection."""
-    async for _ in request.stream():
-        pass
+    try:
+        async for _ in limited(request).stream():
+            pass
+    except HTTPException as error:
+        return RequestError(error.status_code, CODES[error.status_code], error.detail).response()
     message = "this server transcribes and does not translate: use /v1/audio/transcriptions"
     return RequestError(400, "translation_unsupported", message).response()
 

@@ -11,10 +11,13 @@ from starlette.types import Message
 from mocha_server.audio import AudioError, RawDecoder, Samples
 from mocha_server.engine import Engine
 from mocha_server.messages import ErrorCode, Segment, Start, Text
-from mocha_server.stream import Stream
+from mocha_server.protocols.live import silent
+from mocha_server.stream import EngineError, Stream
 from mocha_server.transcript import Transcript
 
 READ_BYTES = 1 << 16
+STOPS = "the server stops"
+CODES = {408: ErrorCode.IDLE.value, 413: "file_too_large", 503: ErrorCode.INTERNAL.value}  # of what `limited` raises
 
 
 class Upload:
@@ -70,6 +73,8 @@ class Upload:
             if not reading.done():
                 raise ClientDisconnect
             return reading.result()
+        except asyncio.CancelledError:  # what ends the server cancels nothing else
+            raise EngineError(ErrorCode.INTERNAL, STOPS) from None
         finally:
             for task in (reading, leaving):
                 task.cancel()
@@ -98,7 +103,7 @@ def limited(request: Request) -> Request:
     """The same request; reading more of its body than the settings allow raises HTTPException with status 413.
 
     The rest is read all the same, and forgotten: many clients write all of it before they read an answer. Who sends
-    nothing for `Settings.idle_s` before all is sent gets status 408.
+    nothing for `Settings.idle_s` before all is sent gets status 408, and 503 where the server ends meanwhile.
     """
     settings, num_bytes = request.app.state.settings, 0
 
@@ -107,7 +112,9 @@ def limited(request: Request) -> Request:
             async with asyncio.timeout(settings.idle_s):
                 return await request.receive()
         except TimeoutError:
-            raise HTTPException(408, f"nothing was sent for {settings.idle_s:g} s") from None
+            raise HTTPException(408, silent(settings.idle_s)) from None
+        except asyncio.CancelledError:  # what ends the server cancels nothing else
+            raise HTTPException(503, STOPS) from None
 
     async def receive() -> Message:
         nonlocal num_bytes

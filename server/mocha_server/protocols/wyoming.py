@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 VERSION = "1.5.2"  # of the protocol these messages are written for
 MAX_LINE_BYTES, MAX_DATA_BYTES, MAX_PAYLOAD_BYTES = 1 << 16, 1 << 20, 1 << 24
 LINGER_S = 2.0  # how long a refused client may go on sending
-NATIVE_WIDTH = 2  # bytes of a sample
 Data = TypeVar("Data", bound=BaseModel)
 
 
@@ -34,7 +33,7 @@ class Event(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     type: str
-    data: dict[str, Any] = Field(default_factory=dict)
+    data: dict[str, Any] | None = None
     data_length: int | None = Field(None, ge=0, le=MAX_DATA_BYTES)
     payload_length: int | None = Field(None, ge=0, le=MAX_PAYLOAD_BYTES)
     payload: bytes = Field(b"", exclude=True)
@@ -46,7 +45,7 @@ class AudioFormat(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     rate: int = Field(ge=8_000, le=48_000)
-    width: int = Field(ge=NATIVE_WIDTH, le=NATIVE_WIDTH)
+    width: Literal[2]  # bytes of a sample
     channels: int = Field(ge=1, le=8)
 
 
@@ -88,7 +87,7 @@ class WyomingTranslator:
             return Request((_encode("info", describe(self._info)),))
         if message.type == "ping":
             try:
-                return Request((_encode("pong", message.data),))
+                return Request((_encode("pong", message.data or {}),))
             except TypeError as error:  # an integer beyond 64 bits
                 raise refused(ErrorCode.INVALID_MESSAGE, f"ping: {error}") from None
         if message.type == "transcribe":
@@ -146,7 +145,7 @@ class TcpTransport:
             event = Event.model_validate_json(line)
             if event.data_length:
                 data = orjson.loads(await self._reader.readexactly(event.data_length))
-                event = event.model_copy(update={"data": {**event.data, **data}})
+                event = event.model_copy(update={"data": {**(event.data or {}), **data}})
         except asyncio.LimitOverrunError:
             raise refused(ErrorCode.INVALID_MESSAGE, f"a header of more than {MAX_LINE_BYTES} bytes") from None
         except ValidationError as error:
@@ -245,7 +244,7 @@ async def _closed(writer: asyncio.StreamWriter) -> None:
 def _valid(kind: type[Data], message: Event) -> Data:
     """The data of an event; raises Refused."""
     try:
-        return kind.model_validate(message.data)
+        return kind.model_validate(message.data or {})
     except ValidationError as error:
         raise refused(ErrorCode.INVALID_MESSAGE, f"{message.type}: {explain(error)}") from None
 

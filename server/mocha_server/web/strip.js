@@ -120,7 +120,7 @@ export class Strip {
 
   #x(seconds) { return this.#canvas.clientWidth - (this.#edge() - seconds) * PIXELS_PER_SECOND; }
 
-  // Where frame `frame` begins and ends.
+  // The x of the middle of a frame.
   #middle(frame) { return this.#x((frame + 0.5) * this.#frame); }
 
   #draw() {
@@ -143,7 +143,7 @@ export class Strip {
       pen.globalAlpha = 1;
     }
     this.#drawAxis(width, style.getPropertyValue("--soft"), style.getPropertyValue("--line"));
-    this.#drawMarks(width, style.color);
+    this.#drawMarks(width);
   }
 
   #drawSound(width, ink) {
@@ -182,7 +182,7 @@ export class Strip {
     }
   }
 
-  #drawMarks(width, ink) {
+  #drawMarks(width) {
     const pen = this.#pen, dark = this.#dark.matches, frame = this.#frame * PIXELS_PER_SECOND;
     pen.textAlign = "center";
     for (const mark of this.#inView(width)) {
@@ -204,7 +204,6 @@ export class Strip {
       }
       pen.fillText(mark.text === " " ? "␣" : mark.text, x, baseline - 1);
     }
-    pen.fillStyle = ink;
   }
 
   // Marks from the last one backwards: a long session costs no more than a short one.
