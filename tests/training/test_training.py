@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import typer
+from torch.utils.data import DataLoader
 from torchaudio.functional import forced_align
 from typer.testing import CliRunner
 
@@ -30,7 +31,7 @@ from mocha_model.tokenizer import Tokenizer
 from mocha_training import cli, data, losses, path, policy, splicing
 from mocha_training.augment import AugmentConfig, Augmenter
 from mocha_training.average import average_checkpoints
-from mocha_training.batches import EpochBatches
+from mocha_training.batches import Epoch
 from mocha_training.beginnings import BESIDE_PHONES, TOLD_APART, started
 from mocha_training.config import TrainConfig
 from mocha_training.data import Batch, Corpus, CorpusError, load_corpus, make_batches, trainable, writable
@@ -689,10 +690,10 @@ def test_processes_average_their_gradients(manifest: Path, tmp_path: Path):
     alone = []
     for rank in range(2):
         trainer = make_trainer(corpus, tmp_path / "alone", noise_std=0.0, attention="path", clip=1e9)
-        place = EpochBatches(trainer.augmenter, trainer.tokenizer, trainer.config, 0, 0, rank, 2)
-        assert len(place) == len(place.batches) // 2
-        assert sorted(i for batch in place.batches for i in batch) == list(range(6))
-        trainer.train_step(place[0])
+        epoch = Epoch(trainer.augmenter, trainer.tokenizer, trainer.config, 0, rank, 2)
+        assert len(epoch.starts()) == len(epoch.batches) // 2
+        assert sorted(i for batch in epoch.batches for i in batch) == list(range(6))
+        trainer.train_step(epoch.make(0))
         alone.append([p.grad for p in trainer.model.parameters()])
     torch.multiprocessing.spawn(_one_step, (manifest, tmp_path), nprocs=2)
     first, second = (torch.load(tmp_path / f"grads-{rank}.pt") for rank in range(2))
@@ -726,6 +727,19 @@ def test_resumed_run_is_the_same_run(changes: dict[str, Any], corpus: Corpus, tm
     resumed.run()
     for name, tensor in whole.model.state_dict().items():
         torch.testing.assert_close(tensor, resumed.model.state_dict()[name], rtol=0, atol=0, msg=name)
+
+
+def test_batches_of_the_next_epoch_follow_those_of_one(corpus: Corpus, tmp_path: Path):
+    trainer = make_trainer(corpus, tmp_path, batch_seconds=4.0)
+    epochs = [Epoch(trainer.augmenter, trainer.tokenizer, trainer.config, number, 0, 1) for number in range(3)]
+    trainer.batch_in_epoch = 1
+    expected = [epochs[0].make(at) for at in epochs[0].starts(1)]
+    expected += [epoch.make(at) for epoch in epochs[1:] for at in epoch.starts()]
+    loader = DataLoader(trainer.batches, sampler=trainer.batches.places(0, 1), batch_size=None, num_workers=2)
+    for batches in (trainer._loader(), loader):  # the second as on a GPU
+        for batch, other in zip(batches, expected, strict=False):
+            assert torch.equal(batch.samples, other.samples) and torch.equal(batch.tokens, other.tokens)
+    assert len(epochs[0].starts(1)) > 1
 
 
 def test_a_run_is_not_resumed_with_other_chance(corpus: Corpus, tmp_path: Path):
@@ -787,7 +801,7 @@ def test_a_resumed_run_has_what_was_left_of_its_time(corpus: Corpus, tmp_path: P
 def test_the_length_of_a_run_may_be_counted_in_epochs(corpus: Corpus, tmp_path: Path):
     trainer = make_trainer(corpus, tmp_path, steps=1000, epochs=2.0, batch_seconds=4.0)
     trainer.run()
-    assert (trainer.step, trainer.epoch) == (len(trainer._epoch(0, 0)) + len(trainer._epoch(1, 0)), 1)
+    assert (trainer.step, trainer.epoch) == (sum(len(trainer.batches.epoch(n).starts()) for n in (0, 1)), 1)
     with pytest.raises(ValueError, match="fewer batches"):
         make_trainer(corpus.subset([]), tmp_path)
 

@@ -29,7 +29,7 @@ from mocha_model.tokenizer import Tokenizer
 from mocha_training import losses, pictures
 from mocha_training.augment import Augmenter
 from mocha_training.average import average_checkpoints
-from mocha_training.batches import EpochBatches
+from mocha_training.batches import RunBatches
 from mocha_training.beginnings import begun_with, refuse_other
 from mocha_training.config import TrainConfig
 from mocha_training.data import Batch, Corpus
@@ -91,7 +91,8 @@ class Trainer:
         self.rank = torch.distributed.get_rank() if distributed else 0
         self.world = torch.distributed.get_world_size() if distributed else 1
         self.writer = SummaryWriter(str(directory / "tensorboard")) if self.rank == 0 else None
-        if not (per_epoch := len(self._epoch(0, 0))):
+        self.batches = RunBatches(augmenter, tokenizer, config, self.rank, self.world)
+        if not (per_epoch := len(self.batches.epoch(0).starts())):
             raise ValueError("the corpus has fewer batches than there are processes")
         self.num_steps = max(1, round(config.epochs * per_epoch)) if config.epochs else config.steps
 
@@ -107,19 +108,17 @@ class Trainer:
         with Progress(*columns, TimeRemainingColumn(), disable=self.rank > 0) as bar:
             task = bar.add_task("training", total=1.0)
             began = time.perf_counter()
+            batches = iter(self._loader())
+            places = self.batches.places(self.epoch, self.batch_in_epoch)
             while self.progress < 1:
-                for batch in self._loader():
-                    figures = self.train_step(batch)
-                    self.seconds = time.perf_counter() - began  # all since the last step: data and evaluation too
-                    began += self.seconds
-                    if self.rank == 0:
-                        self._after_step(figures)
-                    shown = f"step {self.step}  ctc {figures['ctc']:.2f}  ce {figures.get('ce', 0):.2f}"
-                    bar.update(task, completed=self.progress, description=f"{shown}  x{figures['x_real_time']:.0f}")
-                    if self.progress >= 1:
-                        break
-                else:
-                    self.epoch, self.batch_in_epoch = self.epoch + 1, 0
+                self.epoch, self.batch_in_epoch = next(places)
+                figures = self.train_step(next(batches))
+                self.seconds = time.perf_counter() - began  # all since the last step: data and evaluation too
+                began += self.seconds
+                if self.rank == 0:
+                    self._after_step(figures)
+                shown = f"step {self.step}  ctc {figures['ctc']:.2f}  ce {figures.get('ce', 0):.2f}"
+                bar.update(task, completed=self.progress, description=f"{shown}  x{figures['x_real_time']:.0f}")
         if self.rank == 0:
             self.save()
             self.finish()
@@ -251,12 +250,11 @@ class Trainer:
         return self.config.learning_rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * self.progress)))
 
     def _loader(self) -> DataLoader[Batch]:
+        """Batches from the present place on, without end."""
         beside = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # processes of the run on this machine
         workers = 0 if self.device.type == "cpu" else max(1, (os.cpu_count() or 1) // beside - 1)
-        return DataLoader(self._epoch(self.epoch, self.batch_in_epoch), batch_size=None, num_workers=workers)
-
-    def _epoch(self, number: int, first: int) -> EpochBatches:
-        return EpochBatches(self.augmenter, self.tokenizer, self.config, number, first, self.rank, self.world)
+        places = self.batches.places(self.epoch, self.batch_in_epoch)
+        return DataLoader(self.batches, sampler=places, batch_size=None, num_workers=workers)
 
     def _after_step(self, figures: dict[str, float]) -> None:
         row = {"step": self.step, "epoch": self.epoch, "progress": self.progress, "elapsed_s": self.elapsed_s}
