@@ -45,7 +45,8 @@ def serve(
     host: Annotated[str | None, typer.Option(help="address to listen at (127.0.0.1, or MOCHA_HOST)")] = None,
     port: Annotated[int | None, typer.Option(help="port (8000, or MOCHA_PORT)")] = None,
     wyoming_port: Annotated[
-        int | None, typer.Option(help="TCP port for Wyoming clients, usually 10300 (off, or MOCHA_WYOMING_PORT)")
+        int | None,
+        typer.Option(min=1, help="TCP port for Wyoming clients, usually 10300 (off, or MOCHA_WYOMING_PORT)"),
     ] = None,
     model: Annotated[Path | None, typer.Option(help="checkpoint (the bundled one, or MOCHA_MODEL)")] = None,
     max_streams: Annotated[

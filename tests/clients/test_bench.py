@@ -80,6 +80,15 @@ def test_what_cannot_be_measured_is_said(manifest: Path, monkeypatch: pytest.Mon
     device = CliRunner().invoke(APP, [*options, "--engine", "--device", "gpu"])
     assert device.exit_code == 1 and "error: --device gpu: there is cpu" in device.output
     assert CliRunner().invoke(APP, [*options, "--search", "--most", "0"]).exit_code == 2
+    for useless, message in (
+        (["--engine", "--serve"], "--serve: without effect beside --engine"),
+        (["--serve", "--url", "ws://x"], "--url: without effect beside --serve"),
+        (["--engine", "--processes", "2"], "--processes: without effect beside --engine"),
+        (["--device", "cpu"], "--device: without effect without --engine"),
+        (["--limit-ms", "200"], "--limit-ms: without effect without --search"),
+    ):
+        refused = CliRunner().invoke(APP, [*options, *useless])
+        assert refused.exit_code == 2 and message in refused.output
     monkeypatch.setenv("MOCHA_MODEL", "nope")
     command = [str(Path(sys.executable).with_name("mocha-asr")), "bench", *options, "--serve"]
     unable = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -33,6 +33,7 @@ TRIES = 2
 
 
 def bench(
+    context: typer.Context,
     streams: Annotated[int, typer.Option(min=1, help="streams at once; where --search begins")] = 50,
     seconds: Annotated[float, typer.Option(min=1, help="audio of each stream")] = 30.0,
     url: Annotated[str, typer.Option(help="the server's native endpoint, or the address of its page")] = DEFAULT_URL,
@@ -49,10 +50,12 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object, nothing else")] = False,
 ) -> None:
     """Load a server with paced streams of speech; report lag, errors, wrong transcripts, CPU and memory."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    _refuse_useless({name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"})
     try:
         with console.status("making clips"):
             audio = speech.recorded(manifest, clips, seconds) if manifest else speech.synthesized(clips, seconds)
-        with _server() if serve and not engine else nullcontext(endpoint(url)) as target:
+        with _server() if serve else nullcontext(endpoint(url)) as target:
             spread_s = min(10.0, seconds / 4)
             if engine:
                 load = _engine_load(audio, chunk_ms, device, spread_s)
@@ -68,6 +71,20 @@ def bench(
         _show(report)
     if report["errors"] or report["dropped"] or report["mismatches"]:
         raise typer.Exit(1)
+
+
+def _refuse_useless(given: set[str]) -> None:
+    """An option that would change nothing is told, not passed over; `given` are the names of those that there are."""
+    loaded = sorted(given & {"url", "serve", "engine"})
+    useless = loaded[1:] or sorted(given & ({"processes"} if "engine" in given else {"device"}))
+    if "search" not in given:
+        useless += sorted(given & {"limit_ms", "most"})
+    if useless:
+        beside = f"beside --{loaded[0]}" if loaded else "without --engine"
+        why = beside if set(useless) - {"limit_ms", "most"} else "without --search"
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in useless)
+        console.print(f"[red]error:[/red] {names}: without effect {why}", soft_wrap=True)
+        raise typer.Exit(2)
 
 
 def _socket_load(url: str, audio: list[bytes], chunk_ms: int, processes: int, spread_s: float) -> Callable[[int], Run]:
