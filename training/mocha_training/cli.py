@@ -183,33 +183,27 @@ def evaluate(
         Decoding | None, typer.Option(help="online (hard), or soft over whole recordings; online where possible")
     ] = None,
     beam: Annotated[int, typer.Option(min=0, help="hypotheses of beam search over the online process; 0 for none")] = 0,
-    joint: Annotated[
-        int, typer.Option(min=0, help="prefixes of joint search, as files and patient streams are read; 0: none")
-    ] = 0,
+    joint: Annotated[int, typer.Option(min=0, help="prefixes of joint search, for files and patience; 0: none")] = 0,
     settle: Annotated[bool, typer.Option(help="read greedily; joint search settles segments when they end")] = False,
     patience: Annotated[
         int | None, typer.Option(help="emit a character after at most this many frames, in either search")
     ] = None,
-    caution: Annotated[
-        float | None, typer.Option(help=f"higher waits longer, within --patience; live: {LIVE_CAUTION}")
-    ] = None,
+    caution: Annotated[float | None, typer.Option(help=f"higher waits longer; live text: {LIVE_CAUTION}")] = None,
     threshold: Annotated[
-        float | None, typer.Option(help=f"pruning threshold of either search; live: {LIVE_THRESHOLD:.0f}")
+        float | None, typer.Option(help=f"pruning of either search; live text: {LIVE_THRESHOLD:.0f}")
     ] = None,
     length_bonus: Annotated[float | None, typer.Option(help="bonus per symbol; joint: default the model's own")] = None,
     selection_weight: Annotated[
-        float | None, typer.Option(help="weight of the decisions to select or pass, in beam search")
+        float | None, typer.Option(help="weight of selecting or passing, in beam search")
     ] = None,
     lm: Annotated[Path | None, typer.Option(help="language model of `train-lm`, for either; none if not given")] = None,
     lm_weight: Annotated[
         float | None,
         typer.Option(help=f"weight of --lm; default: joint the model's own, beam {searches.BEAM_LANGUAGE_WEIGHT}"),
     ] = None,
-    prior_weight: Annotated[
-        float | None, typer.Option(help="weight of character priors; default: the model's own")
-    ] = None,
+    prior_weight: Annotated[float | None, typer.Option(help="weight of character priors; the model's own")] = None,
     phone_weight: Annotated[
-        float | None, typer.Option(min=0, help="weight of how words sound; default: the model's own")
+        float | None, typer.Option(min=0, help="weight of how words sound; the model's own")
     ] = None,
     fold_phones: Annotated[bool, typer.Option(help="score TIMIT's phones as 39 classes; WER is then PER")] = False,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; the real-time factor is per these")] = 1,
