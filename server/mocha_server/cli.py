@@ -1,5 +1,6 @@
 """The commands `serve` and `transcribe`. Reads options and prints; the work is elsewhere."""
 
+import os
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
@@ -156,5 +157,6 @@ def _render(path: Path, segments: list[Segment], output: Format) -> str:
         return text + "\n"
     if output is Format.JSON:
         words = [word.model_dump() for segment in segments for word in segment.words]
-        return orjson.dumps({"file": str(path), "text": text, "words": words}).decode() + "\n"
+        name = os.fsencode(path).decode(errors="replace")
+        return orjson.dumps({"file": name, "text": text, "words": words}).decode() + "\n"
     return srt(segments) if output is Format.SRT else vtt(segments)

@@ -83,9 +83,10 @@ class Workers:
         self._workers: list[Worker] = []
         self._due: dict[int, float] = {}  # when the worker of a place is to be started again
         self._stopping = self._served = False
+        self._died = 0  # before any was ready
 
     def run(self) -> None:
-        """Until SIGINT or SIGTERM; raises SystemExit where one dies before any was ready, as all would."""
+        """Until SIGINT or SIGTERM; raises SystemExit where as many as there are die before any was ready."""
         gc.collect()
         gc.freeze()  # so that the children's collections do not copy what they share
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -101,7 +102,7 @@ class Workers:
             os.kill(worker.pid, signal.SIGTERM)
         for worker in self._workers:
             os.waitpid(worker.pid, 0)
-        if not self._served and self._due:
+        if self._died >= self._count:
             raise SystemExit(1)
 
     def _start(self, place: int) -> None:
@@ -133,8 +134,9 @@ class Workers:
         for worker in list(self._workers):
             pid, status = os.waitpid(worker.pid, os.WNOHANG)
             if pid:
-                self._stopping |= not self._served
-                then = "another takes its place" if self._served else "none has served yet"
+                self._died += not self._served
+                self._stopping |= self._died >= self._count
+                then = "none has served yet" if self._stopping else "another takes its place"
                 log.error("worker %d died with status %d; %s", pid, status, then)
                 self._workers.remove(worker)
                 worker.pipe.close()

@@ -16,7 +16,7 @@ from mocha_server.engine import Engine
 from mocha_server.messages import ErrorCode, Segment
 from mocha_server.protocols.deepgram_options import OptionError, RawOptions, favoured, raw_options
 from mocha_server.protocols.deepgram_wire import alternative, metadata, model_info, refusal
-from mocha_server.protocols.upload import CODES, Upload, decode_raw, limited
+from mocha_server.protocols.upload import CODES, Upload, decode_raw, limited, told_of_the_end
 from mocha_server.stream import EngineError
 
 router = APIRouter()
@@ -34,9 +34,10 @@ async def listen_file(request: Request) -> Response:
             options, phrases = raw_options(request.query_params), favoured(request.query_params)
             if request.headers.get("content-type", "").startswith("application/json"):
                 raise OptionError("this server fetches no URLs: send the audio itself as the body")
-            sha256 = await _spool(limited(request), file)
-            upload = _upload(engine, file, options, phrases)
-            segments = await upload.segments(request)
+            with told_of_the_end():
+                sha256 = await _spool(limited(request), file)
+                upload = _upload(engine, file, options, phrases)
+                segments = await upload.segments(request)
         except OptionError as error:
             return refusal(400, "INVALID_QUERY_PARAMETER", str(error), request_id)
         except HTTPException as error:

@@ -1,8 +1,10 @@
 """`POST /v1/audio/transcriptions` and `GET /v1/models` as OpenAI's clients speak them. Thin: engine in, JSON out."""
 
+import asyncio
 import math
 import zlib
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +20,7 @@ from mocha_server.audio import AudioError, decode_file
 from mocha_server.engine import Engine
 from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import ErrorCode, Phrases, Segment
-from mocha_server.protocols.upload import CODES, Upload, limited
+from mocha_server.protocols.upload import CODES, STOPS, Upload, limited, told_of_the_end
 from mocha_server.session import explain
 from mocha_server.stream import EngineError
 from mocha_server.subtitles import srt, vtt
@@ -131,11 +133,17 @@ def _model(name: str) -> dict[str, Any]:
 )
 async def transcriptions(request: Request) -> Response:
     """Transcribe an audio file of any length; fields as in OpenAI's API, others are accepted and ignored."""
-    engine: Engine = request.app.state.file_engine
     try:
-        form = await limited(request).form(**FORM_LIMITS)
+        with told_of_the_end():
+            return await _transcribed(request)
     except HTTPException as error:
         return RequestError(error.status_code, CODES.get(error.status_code, "invalid_form"), error.detail).response()
+
+
+async def _transcribed(request: Request) -> Response:
+    """The answer; raises HTTPException where the form is none, or not all of it came."""
+    engine: Engine = request.app.state.file_engine
+    form = await limited(request).form(**FORM_LIMITS)
     streaming = False
     try:
         wanted = wanted_by(form)
@@ -161,8 +169,9 @@ async def transcriptions(request: Request) -> Response:
 async def translations(request: Request) -> Response:
     """Refused: the model writes what it hears. The upload is read first, or clients would see a broken connection."""
     try:
-        async for _ in limited(request).stream():
-            pass
+        with told_of_the_end():
+            async for _ in limited(request).stream():
+                pass
     except HTTPException as error:
         return RequestError(error.status_code, CODES[error.status_code], error.detail).response()
     message = "this server transcribes and does not translate: use /v1/audio/transcriptions"
@@ -180,9 +189,13 @@ class EventStream(StreamingResponse):
         """See `StreamingResponse`."""
         try:
             await super().__call__(scope, receive, send)
+        except asyncio.CancelledError:  # the server ends
+            last = _failed("server_error", ErrorCode.INTERNAL, STOPS)
+            await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             self._upload.close()
-            await self._form.close()
+            with suppress(asyncio.CancelledError):  # once more: all is said
+                await self._form.close()
 
 
 async def _events(upload: Upload) -> AsyncIterator[bytes]:
@@ -196,10 +209,14 @@ async def _events(upload: Upload) -> AsyncIterator[bytes]:
                 yield _event({"type": "transcript.text.delta", "delta": message.delta})
     except (AudioError, EngineError) as error:
         kind = "server_error" if isinstance(error, EngineError) else "invalid_request_error"
-        yield _event({"type": "error", "error": {"type": kind, "code": error.code, "message": str(error)}})
+        yield _failed(kind, error.code, str(error))
         return
     yield _event({"type": "transcript.text.done", "text": " ".join(said)})  # its `usage` would be of tokens
     yield b"data: [DONE]\n\n"
+
+
+def _failed(kind: str, code: ErrorCode, message: str) -> bytes:
+    return _event({"type": "error", "error": {"type": kind, "code": code, "message": message}})
 
 
 def _event(data: dict[str, Any]) -> bytes:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import IO
 
 from starlette.exceptions import HTTPException
@@ -12,12 +13,12 @@ from mocha_server.audio import AudioError, RawDecoder, Samples
 from mocha_server.engine import Engine
 from mocha_server.messages import ErrorCode, Segment, Start, Text
 from mocha_server.protocols.live import silent
-from mocha_server.stream import EngineError, Stream
+from mocha_server.stream import Stream
 from mocha_server.transcript import Transcript
 
 READ_BYTES = 1 << 16
 STOPS = "the server stops"
-CODES = {408: ErrorCode.IDLE.value, 413: "file_too_large", 503: ErrorCode.INTERNAL.value}  # of what `limited` raises
+CODES = {408: ErrorCode.IDLE.value, 413: "file_too_large", 503: ErrorCode.INTERNAL.value}  # of what is raised here
 
 
 class Upload:
@@ -73,8 +74,6 @@ class Upload:
             if not reading.done():
                 raise ClientDisconnect
             return reading.result()
-        except asyncio.CancelledError:  # what ends the server cancels nothing else
-            raise EngineError(ErrorCode.INTERNAL, STOPS) from None
         finally:
             for task in (reading, leaving):
                 task.cancel()
@@ -99,11 +98,20 @@ class Upload:
             stream.finish()
 
 
+@contextmanager
+def told_of_the_end() -> Iterator[None]:
+    """Of the server, which cancels what answers requests, as nothing else does: HTTPException with status 503."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        raise HTTPException(503, STOPS) from None
+
+
 def limited(request: Request) -> Request:
     """The same request; reading more of its body than the settings allow raises HTTPException with status 413.
 
     The rest is read all the same, and forgotten: many clients write all of it before they read an answer. Who sends
-    nothing for `Settings.idle_s` before all is sent gets status 408, and 503 where the server ends meanwhile.
+    nothing for `Settings.idle_s` before all is sent gets status 408.
     """
     settings, num_bytes = request.app.state.settings, 0
 
@@ -113,8 +121,6 @@ def limited(request: Request) -> Request:
                 return await request.receive()
         except TimeoutError:
             raise HTTPException(408, silent(settings.idle_s)) from None
-        except asyncio.CancelledError:  # what ends the server cancels nothing else
-            raise HTTPException(503, STOPS) from None
 
     async def receive() -> Message:
         nonlocal num_bytes
