@@ -227,6 +227,15 @@ def test_who_looks_ahead_still_hears_the_end():
     assert memory.shape == (1, 0, 320) and num_memory.tolist() == [0]
 
 
+def test_a_flush_hears_as_many_frames_as_whole_utterances_have(lively: Recognizer):
+    samples, heard = audio(1), list[int]()
+    _, expected = lively.model.encode(*lively.model.features(samples, torch.tensor([NUM_SAMPLES])))
+    with lively.model.ctc.register_forward_hook(lambda _, memory, __: heard.append(memory[0].shape[1])):
+        _, state = lively.step(samples, torch.tensor([NUM_SAMPLES]), lively.init_state(1))
+        lively.flush(state, torch.tensor([True]))
+    assert len(heard) == 2 and sum(heard) == int(expected)
+
+
 def test_networks_that_skip_states_do_not_look_ahead():
     with pytest.raises(ValueError, match="look_ahead"):
         presets.timit(30).with_look_ahead(2)
@@ -247,11 +256,15 @@ def test_features_have_energy_and_are_standardised_with_their_differences():
     torch.testing.assert_close(frames[0].std(0), torch.ones(51), atol=1e-4, rtol=0)
 
 
-def test_segments_end_after_silence_and_text_goes_on(lively: Recognizer):
-    tokenizer = Tokenizer(lively.tokenizer.symbols)
-    assert tokenizer.vocab_size == lively.config.vocab_size
-    speech = audio(1)[0]
-    emissions = lively.transcribe(torch.cat([speech, torch.zeros(10 * 16_000), speech]))
+@torch.inference_mode()
+def test_segments_end_after_silence_and_text_goes_on():
+    recognizer, speech = lively_recognizer(), audio(1)[0]
+    recognizer.model.ctc.bias[Tokenizer.blank_id] = 100.0  # hears no characters: what is quiet is for attention to say
+    recognizer.model.decoder.attention.energies.bias[0] += 0.5
+    emissions = recognizer.transcribe(torch.cat([speech, torch.zeros(10 * 16_000), speech]))
     frames = [e.frame for e in emissions]
     assert frames == sorted(frames), "emissions never go back in time"
-    assert emissions[-1].end_of_segment
+    *ends, last = [k for k, e in enumerate(emissions) if e.end_of_segment]
+    silence = recognizer.config.decoder.endpoint_frames
+    assert ends and [frames[k] for k in ends] == [frames[k - 1] + silence for k in ends]
+    assert max(ends) + 1 < last == len(emissions) - 1
