@@ -50,6 +50,22 @@ def test_the_fit_is_finite_where_evidence_says_everything_or_nothing():
         fit([])
 
 
+def test_targets_of_the_fit_are_as_many_as_the_words_and_one_of_each():
+    """Platt 1999: of evidence that says nothing, the mean of the targets; of one that says all, the targets."""
+    words = [HeardWord(0.0, True)] * 6 + [HeardWord(-1.0, False)] * 2
+    found = fit(words)
+    assert (found(0.0), found(-1.0)) == pytest.approx((7 / 8, 1 / 4))
+    found = fit([HeardWord(0.0, word.right) for word in words])
+    assert found(0.0) == pytest.approx((6 * 7 / 8 + 2 * 1 / 4) / 8)
+
+
+def test_half_of_the_utterances_is_judged_by_what_the_other_half_says():
+    right, wrong = [HeardWord(0.0, True)] * 10, [HeardWord(0.0, False)] * 10
+    found = held_out([right, wrong] * 5)
+    assert found.confidence[0] == pytest.approx(1 / 52) and found.accuracy[0] == 1
+    assert found.confidence[-1] == pytest.approx(51 / 52) and found.accuracy[-1] == 0
+
+
 def test_reliability():
     words = drawn(20_000, 1.0, 2.0)
     good, bad = (

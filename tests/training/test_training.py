@@ -742,6 +742,40 @@ def test_batches_of_the_next_epoch_follow_those_of_one(corpus: Corpus, tmp_path:
     assert len(epochs[0].starts(1)) > 1
 
 
+def test_a_run_is_resumed_in_the_epoch_and_after_the_audio_where_it_was(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    whole, part, resumed = (
+        make_trainer(corpus, tmp_path / name, steps=7, save_every=5) for name in ("whole", "part", "part")
+    )
+    assert len(whole.batches.epoch(0).starts()) < 5, "the run is to be saved in a later epoch"
+    whole.run()
+    train_step = part.train_step
+
+    def interrupted(batch: Batch) -> dict[str, float]:
+        if part.step == 5:
+            raise KeyboardInterrupt
+        return train_step(batch)
+
+    monkeypatch.setattr(part, "train_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        part.run()
+    assert resumed.resume() and resumed.step == 5 and resumed.epoch > 0
+    resumed.run()
+    for name, tensor in whole.model.state_dict().items():
+        torch.testing.assert_close(tensor, resumed.model.state_dict()[name], rtol=0, atol=0, msg=name)
+    for name in ("steps", "epochs", "hours_heard"):
+        assert resumed.provenance()[name] == whole.provenance()[name] > 0
+
+
+def test_the_learning_rate_follows_a_cosine_to_a_hundredth(corpus: Corpus, tmp_path: Path):
+    trainer = make_trainer(corpus, tmp_path, steps=100, warmup_steps=1, learning_rate=0.004)
+    rates = []
+    for trainer.step in (0, 25, 50, 100):
+        rates.append(trainer.learning_rate() / 0.004)
+    assert rates == pytest.approx([1, 0.01 + 0.99 * (2 + 2**0.5) / 4, 0.505, 0.01])
+
+
 def test_a_run_is_not_resumed_with_other_chance(corpus: Corpus, tmp_path: Path):
     make_trainer(corpus, tmp_path, steps=4, seed=3).save()
     assert make_trainer(corpus, tmp_path, steps=4, seed=3).resume()
@@ -908,9 +942,7 @@ def test_evaluation_reports_everything(lively: Recognizer, corpus: Corpus):
     assert len(results) == 6 and report["wer"] > 0
 
 
-def test_settled_text_is_scored_and_live_text_timed(
-    bundled: Recognizer, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_settled_text_is_scored_and_live_text_timed(manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MOCHA_CACHE", str(tmp_path))
     app = typer.Typer()
     app.command()(cli.evaluate)
