@@ -1,7 +1,6 @@
 """Decoding of raw encodings and files: exact tables, chunk-invariant resampling, typed errors."""
 
 import io
-import time
 import wave
 from pathlib import Path
 
@@ -19,10 +18,23 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 FORMATS = ["weather.wav", "weather.flac", "weather.mp3", "weather.ogg", "weather.opus", "weather.m4a", "weather.webm"]
 
 
-def test_g711_tables_at_known_points():
-    # ITU-T G.711 as 16-bit values: the loudest codes, the quietest, and the signs.
-    assert (MULAW[[0x00, 0x80, 0xFF, 0x7F]] * 32768).tolist() == [-32124, 32124, 0, 0]
-    assert (ALAW[[0xAA, 0x2A, 0xD5, 0x55]] * 32768).tolist() == [32256, -32256, 8, -8]
+def test_g711_tables_are_its_decoders_output_values():
+    """ITU-T G.711, of 14 bits in the mu-law and 13 in the A-law, as 16-bit values."""
+    for code in range(256):
+        inverted = code ^ 0xFF
+        exponent, mantissa = inverted >> 4 & 7, inverted & 15
+        size = 4 * ((2 * mantissa + 33) * 2**exponent - 33)
+        assert MULAW[code] * 32768 == (-size if inverted & 0x80 else size), f"mu-law {code:#x}"
+        toggled = code ^ 0x55
+        exponent, mantissa = toggled >> 4 & 7, toggled & 15
+        size = 8 * ((2 * mantissa + 33) * 2 ** (exponent - 1) if exponent else 2 * mantissa + 1)
+        assert ALAW[code] * 32768 == (size if toggled & 0x80 else -size), f"A-law {code:#x}"
+
+
+def test_samples_beyond_full_scale_are_clipped():
+    loud = np.array([2, -3, 0.5], "<f4")
+    decoder = RawDecoder(Encoding.PCM_F32LE, 16_000, 1, 16_000)
+    assert decoder.push(loud.tobytes()).tolist() == [1, -1, 0.5]
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -74,6 +86,17 @@ def mp3(samples: NDArray[np.int16], layout: str, rate: int) -> bytes:
     return file.getvalue()
 
 
+def test_files_whose_samples_are_no_numbers_or_beyond_full_scale_are_heard():
+    file, wild = io.BytesIO(), np.array([2, -3, 0.5, np.nan, np.inf, -np.inf], np.float32)
+    with av.open(file, "w", format="wav") as container:
+        stream = container.add_stream("pcm_f32le", rate=16_000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(wild[None], format="flt", layout="mono")
+        frame.sample_rate = 16_000
+        container.mux([*stream.encode(frame), *stream.encode(None)])
+    (samples,) = decode_file(io.BytesIO(file.getvalue()), 16_000)
+    assert samples.tolist() == [1, -1, 0.5, 0, 1, -1]
+
+
 def test_rate_and_channels_may_change_in_the_middle(clip: NDArray[np.int16]):
     pieces = [mp3(clip, layout, rate) for layout, rate in (("mono", 16_000), ("stereo", 16_000), ("stereo", 44_100))]
     each = [np.concatenate(list(decode_file(io.BytesIO(piece), 16_000))) for piece in pieces]
@@ -115,11 +138,9 @@ def test_an_upload_opens_nothing_else(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(FIXTURES)
     session = b"v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=x\r\nc=IN IP4 127.0.0.1\r\nt=0 0\r\nm=audio 45678 RTP/AVP 0\r\n"
     for data in (b"ffconcat version 1.0\nfile weather.wav\n", session):
-        began = time.monotonic()
         with pytest.raises(AudioError) as caught:
             list(decode_file(io.BytesIO(data), 16_000))
         assert caught.value.code is ErrorCode.UNSUPPORTED_MEDIA
-        assert time.monotonic() - began < 10  # FFmpeg waits 20 s for the first packet of a session
 
 
 def test_a_path_that_cannot_be_opened(tmp_path: Path):
@@ -142,8 +163,18 @@ def test_a_truncated_file_gives_what_could_be_decoded():
     assert 0.5 < len(samples) / 16_000 < 3
 
 
-@pytest.mark.parametrize("data", [b"", b"\0" * 100, (FIXTURES / "document.wav").read_bytes(), b"RIFF"])
-def test_files_that_are_no_audio(data: bytes):
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"", ErrorCode.UNSUPPORTED_MEDIA),
+        (b"\0" * 100, ErrorCode.UNSUPPORTED_MEDIA),
+        ((FIXTURES / "document.wav").read_bytes(), ErrorCode.UNSUPPORTED_MEDIA),
+        (b"RIFF", ErrorCode.UNSUPPORTED_MEDIA),
+        (wav(np.zeros((0, 1), np.int16)), ErrorCode.EMPTY_AUDIO),
+    ],
+    ids=["nothing", "zeros", "a document", "the beginning of a header", "no samples"],
+)
+def test_files_that_are_no_audio(data: bytes, code: ErrorCode):
     with pytest.raises(AudioError) as caught:
         list(decode_file(io.BytesIO(data), 16_000))
-    assert caught.value.code in (ErrorCode.UNSUPPORTED_MEDIA, ErrorCode.EMPTY_AUDIO)
+    assert caught.value.code is code

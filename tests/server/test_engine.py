@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,45 @@ async def test_a_late_engine_refuses_new_streams_until_it_has_caught_up(lively: 
     engine.open(live=True).close()
     first.close()
     engine.stop()
+
+
+async def test_who_keeps_up_is_never_late_however_long_it_speaks_and_pauses(
+    lively: Recognizer, monkeypatch: pytest.MonkeyPatch
+):
+    now, lags = 100.0, list[float]()
+
+    class Timed(Recognizer):
+        def step(
+            self, samples: Tensor, num_valid: Tensor, state: RecognizerState
+        ) -> tuple[list[list[Emission]], RecognizerState]:
+            lags.append(engine.lag_s)
+            return super().step(samples, num_valid, state)
+
+    engine = Engine(Timed(lively.model, lively.tokenizer), Limits(capacity=1))
+    engine.start()
+    lags.clear()
+    clock = SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter)
+    monkeypatch.setattr("mocha_server.engine.time", clock)
+    stream = engine.open(live=True)
+    for block in range(20):
+        now += BLOCK / 16_000 + (7 if block == 10 else 0)
+        await stream.write(np.zeros(BLOCK, np.float32))
+        await stream.settled()
+    assert len(lags) == 20 and max(lags) < BLOCK / 16_000
+    stream.close()
+    engine.stop()
+
+
+async def test_a_client_that_reads_nothing_loses_its_row_and_is_told(
+    engine: Engine, clip: NDArray[np.int16], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("mocha_server.stream.MAX_UNREAD", 3)
+    stream = engine.open(live=True)
+    await asyncio.wait_for(stream.write(np.tile(clip, 20)), 60)
+    assert stream.closed and engine.num_streams == 0
+    with pytest.raises(EngineError, match="does not read") as told:
+        await asyncio.wait_for(text(stream), 60)
+    assert told.value.code is ErrorCode.TOO_SLOW
 
 
 async def test_streams_that_send_nothing_are_in_no_step(engine: Engine, clip: NDArray[np.int16]):

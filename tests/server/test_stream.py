@@ -5,6 +5,7 @@ import base64
 import json
 import random
 import re
+import time
 from typing import Any
 
 import numpy as np
@@ -114,14 +115,11 @@ async def test_encodings_agree(
         ([], {"encoding": "flac"}, "start_expected"),
         ([], {"sample_rate": 96_000}, "start_expected"),
         ([np.array([0.5, np.nan], "<f4").tobytes()], {"encoding": "pcm_f32le"}, "invalid_audio"),
-        ([FINISH, b"\0\0"], {}, "invalid_message"),
     ],
 )
 async def test_bad_input_gets_its_typed_error(lively_server: Any, pieces: list[bytes | str], start: Any, code: str):
     said = await exchange(lively_server.url, pieces, **start)
-    errors = [m for m in said if m["type"] == "error"]
-    # After finish the stream may already have ended when the stray audio arrives.
-    assert (errors and errors[0]["code"] == code) or (FINISH in pieces and said[-1]["type"] == "end")
+    assert [m["code"] for m in said if m["type"] == "error"] == [code]
     assert await lively_server.streams_left() == 0
 
 
@@ -205,14 +203,43 @@ async def test_keepalive_drops_no_client_whose_pongs_wait_behind_its_audio(
     assert said[-1]["type"] == "end" and said[-1]["duration"] == pytest.approx(len(data) / 32_000, abs=1e-3)
 
 
-async def test_an_idle_stream_is_closed_and_a_full_server_refuses(make_server: Any, lively: Recognizer):
-    server = make_server(lively, max_streams=1, idle_s=0.3)
-    async with connect(server.url) as socket:
+async def test_an_idle_stream_is_closed(make_server: Any, lively: Recognizer):
+    async with connect(make_server(lively, idle_s=0.3).url) as socket:
         await socket.send('{"type":"start"}')
         assert json.loads(await socket.recv())["type"] == "ready"
-        (refusal,) = await exchange(server.url, [])
-        assert refusal["code"] == "server_full"
         assert json.loads(await socket.recv())["code"] == "idle"
+        with pytest.raises(ConnectionClosed):
+            await socket.recv()
+        assert socket.close_code == 1008
+
+
+async def test_a_full_server_refuses_and_says_that_later_will_do(make_server: Any, lively: Recognizer):
+    server = make_server(lively, max_streams=1)
+    async with connect(server.url) as first, connect(server.url) as second:
+        for socket in (first, second):
+            await socket.send('{"type":"start"}')
+            answer = json.loads(await socket.recv())
+            assert (answer["type"], answer.get("code")) == (("ready", None), ("error", "server_full"))[socket is second]
+        with pytest.raises(ConnectionClosed):
+            await second.recv()
+        assert second.close_code == 1013
+
+
+async def test_who_waits_for_the_server_is_not_idle(
+    make_server: Any, lively: Recognizer, clip: NDArray[np.int16], monkeypatch: pytest.MonkeyPatch
+):
+    """While it is paced, and between its last message and the end."""
+    slow = Recognizer(lively.model, lively.tokenizer)
+    server = make_server(slow, idle_s=0.5, max_buffer_s=1)
+    step = slow.step
+
+    def slowly(samples: Any, *rest: Any) -> Any:
+        time.sleep(samples.shape[1] / 2 / 16_000)
+        return step(samples, *rest)
+
+    monkeypatch.setattr(slow, "step", slowly)
+    said = await exchange(server.url, [clip.tobytes(), FINISH])
+    assert said[-1]["type"] == "end" and said[-1]["duration"] == pytest.approx(len(clip) / 16_000, abs=1e-3)
 
 
 async def test_a_failing_step_ends_its_streams_and_the_server_lives(
