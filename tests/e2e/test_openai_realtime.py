@@ -58,6 +58,14 @@ async def until(connection: Any, kind: str) -> list[Any]:
     return events
 
 
+async def until_error(connection: Any, code: str) -> list[Any]:
+    events = [await connection.recv()]
+    while events[-1].type not in ("error", f"{INPUT}.completed"):
+        events.append(await connection.recv())
+    assert events[-1].type == "error" and events[-1].error.code == code
+    return events
+
+
 def deltas(events: list[Any]) -> str:
     return "".join(e.delta for e in events if e.type == f"{INPUT}.delta")
 
@@ -157,6 +165,15 @@ async def test_clear_forgets_what_was_appended(any_server: Any, speech: Any, hea
     assert deltas(events).split() == events[-1].transcript.split()
 
 
+async def test_what_is_cleared_cannot_be_committed(lively_server: Any, speech: Any):
+    async with session(lively_server, format=PCM16K, turn_detection=None) as connection:
+        await append(connection, speech.pieces())
+        await connection.input_audio_buffer.clear()
+        await connection.input_audio_buffer.commit()
+        kinds = [event.type for event in await until_error(connection, "input_audio_buffer_commit_empty")]
+        assert "input_audio_buffer.cleared" in kinds and "input_audio_buffer.committed" not in kinds
+
+
 async def test_mistakes_are_error_events_and_the_session_goes_on(lively_server: Any, speech: Any):
     async with session(lively_server, format=PCM16K, turn_detection=None) as connection:
 
@@ -218,13 +235,20 @@ async def test_an_update_changes_only_what_it_names(lively_server: Any):
         assert (await connection.recv()).session.audio.input.format.rate == 48_000
 
 
-async def test_a_full_server_and_an_idle_client(make_server: Any, lively: Recognizer):
-    server = make_server(lively, max_streams=1, idle_s=1)
-    async with session(server) as first:
-        async with session(server) as second:
-            answer = await second.recv()
-            assert (answer.error.type, answer.error.code) == ("server_error", "server_full")
-        assert (await first.recv()).error.code == "idle"
+async def test_a_full_server(make_server: Any, lively: Recognizer):
+    server = make_server(lively, max_streams=1)
+    async with session(server, format=PCM16K), session(server) as second:
+        answer = await second.recv()
+        assert (answer.error.type, answer.error.code) == ("server_error", "server_full")
+        with pytest.raises(ConnectionClosed) as closed:
+            await second.recv()
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1013
+
+
+async def test_an_idle_client_is_told(make_server: Any, lively: Recognizer):
+    server = make_server(lively, idle_s=0.3)
+    async with session(server) as connection:
+        assert (await connection.recv()).error.code == "idle"
         with pytest.raises(ConnectionClosed):
-            await first.recv()
+            await connection.recv()
     assert await server.streams_left() == 0

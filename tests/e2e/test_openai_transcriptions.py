@@ -10,6 +10,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from tests.e2e.conftest import exchange
+from websockets.sync.client import connect
 
 from mocha_model.recognizer import Recognizer
 
@@ -82,7 +83,9 @@ def test_streaming(client: OpenAI, speech: Any, expected: Any):
     assert "".join(e.delta for e in events[:-1]).split() == expected.text.split()
     assert events[-1].type == "transcript.text.done" and events[-1].text == expected.text
     assert events[-1].usage is None  # the SDK's would be of tokens
-    assert ask(client, speech.wav, response_format="text", stream=True)
+    again = list(ask(client, speech.wav, response_format="text", stream=True))
+    assert {e.type for e in again[:-1]} == {"transcript.text.delta"} and again[-1] == events[-1]
+    assert "".join(e.delta for e in again[:-1]) == "".join(e.delta for e in events[:-1])
 
 
 async def test_the_async_client(server: Any, speech: Any, heard: Callable[..., Any]):
@@ -159,10 +162,9 @@ def test_a_broken_form(lively_server: Any):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_full_server(make_server: Any, lively: Recognizer, speech: Any, stream: bool):
     server = make_server(lively, max_streams=1)
-    server.app.state.live.greedy._free.clear()
-    with (
-        OpenAI(api_key="any", base_url=f"{server.http}/v1", max_retries=0) as client,
-        pytest.raises(openai.InternalServerError) as error,  # which the SDK tries again, unless told otherwise
-    ):
-        list(ask(client, speech.wav, stream=stream))
+    with connect(server.url) as taking, OpenAI(api_key="any", base_url=f"{server.http}/v1", max_retries=0) as client:
+        taking.send('{"type":"start"}')
+        assert "ready" in str(taking.recv())
+        with pytest.raises(openai.InternalServerError) as error:  # which the SDK tries again, unless told otherwise
+            list(ask(client, speech.wav, stream=stream))
     assert (error.value.code, error.value.status_code) == ("server_full", 503)

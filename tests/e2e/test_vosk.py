@@ -163,12 +163,23 @@ async def test_the_rate_cannot_change_under_way(lively_server: Any):
         assert (await lockstep(socket, [CONFIG % 16_000]))[0]["code"] == "invalid_message"
 
 
+async def test_the_rate_may_change_between_utterances(lively_server: Any, speech: Any, heard: Callable[..., Any]):
+    async with connect(address(lively_server)) as socket:
+        await lockstep(socket, [bytes(3200), '{"reset":1}'])
+        await socket.send(CONFIG % 16_000)
+        replies = await lockstep(socket, [*speech.pieces(), EOF])
+    assert text_of(replies) == heard(lively_server, speech.pcm).text
+
+
 async def test_a_full_server_says_so(make_server: Any, lively: Recognizer):
     server = make_server(lively, max_streams=1)
     async with connect(address(server)) as first:
         assert "partial" in (await lockstep(first, [bytes(3200)]))[0]
         async with connect(address(server)) as second:
             assert json.loads(await second.recv())["code"] == "server_full"
+            with pytest.raises(ConnectionClosed):
+                await second.recv()
+            assert second.close_code == 1013
         assert "partial" in (await lockstep(first, [bytes(3200)]))[0]
 
 

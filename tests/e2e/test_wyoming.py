@@ -16,6 +16,7 @@ from wyoming.client import AsyncTcpClient
 from wyoming.error import Error
 from wyoming.event import Event
 from wyoming.info import Describe, Info
+from wyoming.ping import Ping, Pong
 
 from mocha_model.phrases import PhraseBook
 from mocha_model.recognizer import Recognizer
@@ -68,6 +69,13 @@ async def test_describe(small: Any):
     assert program.supports_transcript_streaming and program.installed
     assert program.models[0].name == "lively" and program.models[0].languages == ["en"]
     assert await small.streams_left() == 0
+
+
+async def test_a_ping_is_answered_with_its_text(small: Any):
+    async with client(small) as connected:
+        await connected.write_event(Ping(text="still there?").event())
+        event = await connected.read_event()
+    assert event is not None and Pong.is_type(event.type) and Pong.from_event(event).text == "still there?"
 
 
 async def test_an_event_may_say_that_it_has_no_data(small: Any):

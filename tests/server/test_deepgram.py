@@ -1,5 +1,6 @@
 """Deepgram's protocol without sockets: the order of results."""
 
+import hashlib
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -41,3 +42,17 @@ def test_while_it_finalizes_a_segment_is_final_before_the_next_begins():
         ("Results", False, False, 0.5),
         ("Results", True, True, 0.5),
     ]
+    assert [r["timestamp"] for r in results if r["type"] == "SpeechStarted"] == [0.4, 2.0]
+    # From the end of the result before to the end of the last word: 40 ms after a frame's beginning while it is open.
+    assert [r["duration"] for r in results if r["type"] == "Results"] == [0.495, 0.5, 1.595, 1.4]
+
+
+def test_metadata_is_of_all_the_audio():
+    live: Any = SimpleNamespace(heard_s=3.0)
+    info = ModelInfo("m", 16_000, 640, 400, 4)
+    translator = DeepgramTranslator(live_options(QueryParams(OPTIONS)), info, live, "request")
+    for message in (b"some", b"audio", '{"type":"CloseStream"}'):
+        translator.received(message)
+    (metadata,) = map(json.loads, translator.said(End(segments=0, duration=3)))
+    assert metadata["type"] == "Metadata" and (metadata["duration"], metadata["channels"]) == (3.0, 1)
+    assert metadata["sha256"] == hashlib.sha256(b"someaudio").hexdigest()

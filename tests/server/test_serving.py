@@ -41,7 +41,7 @@ async def served(app: Callable[..., Any]) -> AsyncIterator[int]:
         yield listener.getsockname()[1]
     finally:
         server.should_exit = True
-        await running
+        await asyncio.wait_for(running, 30)
 
 
 async def accepted(scope: Any, receive: Any, send: Any) -> bool:
@@ -156,7 +156,7 @@ async def test_a_client_that_does_not_read_keeps_no_server_from_ending(monkeypat
 
     async with served(idle) as port:
         client = await unread(port)
-        await answered.wait()
+        await asyncio.wait_for(answered.wait(), 30)
         if closes:
             client.sendall(masked(8, b""))
             await asyncio.sleep(0.1)

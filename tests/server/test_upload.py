@@ -84,8 +84,8 @@ def test_an_upload_that_stands_still_is_given_up(make_server: Any, lively: Recog
             head.append("Content-Type: multipart/form-data; boundary=b")
         client.sendall("\r\n".join([*head, "", "--b\r\n"]).encode())
         answer = b""
-        while not answer.endswith(b"}"):
-            answer += client.recv(10_000)
+        while not answer.endswith(b"}") and (more := client.recv(10_000)):
+            answer += more
         assert answer.startswith(b"HTTP/1.1 408 ") and b'code":"idle"' in answer and b"nothing was sent" in answer
 
 
@@ -226,14 +226,6 @@ def test_other_paths_and_methods_get_openai_errors(lively_server: Any):
         assert (
             response.json()["error"]["type"] == "invalid_request_error" and path in response.json()["error"]["message"]
         )
-
-
-def test_full_server_refuses_uploads(make_server: Any, lively: Recognizer):
-    server = make_server(lively, max_streams=1)
-    engine = server.app.state.live.greedy
-    engine._free.clear()
-    response = post(server, "weather.wav")
-    assert response.status_code == 503 and response.json()["error"]["code"] == "server_full"
 
 
 @pytest.mark.parametrize("live", [True, False])
