@@ -111,7 +111,7 @@ async def test_another_server_takes_over_when_one_stops(
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux says that a connection is stalled")
 async def test_a_connection_that_takes_nothing_any_more_is_replaced(
-    lively_server: Any, clip: NDArray[np.int16], monkeypatch: pytest.MonkeyPatch
+    lively_server: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(streaming, "STALLED_MS", 1000)
     async with Proxy(lively_server.port, stall_after=100_000) as proxy, StreamingClient(proxy.url) as client:
@@ -193,6 +193,50 @@ async def test_servers_that_stop_long_after_each_other(monkeypatch: pytest.Monke
         async with StreamingClient(f"ws://127.0.0.1:{port}/", reconnect_s=0.5) as client:
             events = [event async for event in client]
     assert [type(event) for event in events] == [Reconnected, Reconnected, End]
+
+
+@pytest.mark.parametrize("beginning", [False, True], ids=["a stream under way", "a new one"])
+async def test_a_full_server_may_have_room_soon(beginning: bool):
+    full = Error(code=ErrorCode.SERVER_FULL, message="all streams are in use").model_dump_json()
+    sessions: list[ServerConnection] = []
+
+    async def busy(socket: ServerConnection) -> None:
+        sessions.append(socket)
+        if len(sessions) == 1:
+            for message in (READY.model_dump_json(), *([] if beginning else [full])):
+                await socket.send(message)
+        elif len(sessions) == 2 and beginning:
+            await socket.send(full)
+        else:
+            for message in (READY, End(segments=0, duration=0)):
+                await socket.send(message.model_dump_json())
+
+    async with serve(busy, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        async with StreamingClient(f"ws://127.0.0.1:{port}/") as client:
+            events = [event async for event in client]
+    assert [type(event) for event in events] == [Reconnected, End]
+    assert len(sessions) == (3 if beginning else 2)
+
+
+async def test_what_a_connection_brought_before_it_was_lost_is_given():
+    sessions: list[ServerConnection] = []
+
+    async def leaving(socket: ServerConnection) -> None:
+        sessions.append(socket)
+        last = text(5, "ab") if len(sessions) == 1 else End(segments=0, duration=0)
+        for message in (READY, last):
+            await socket.send(message.model_dump_json())
+
+    async with serve(leaving, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        async with StreamingClient(f"ws://127.0.0.1:{port}/") as client:
+            first = client.ready
+            while client.ready is first:  # who sends is the one to find that the connection is lost
+                await client.send(bytes(2))
+                await asyncio.sleep(0)
+            events = [event async for event in client]
+    assert [type(event) for event in events] == [Text, Segment, Reconnected, End]
 
 
 async def test_a_loss_long_after_another_has_its_own_time(proxy: Proxy, monkeypatch: pytest.MonkeyPatch):

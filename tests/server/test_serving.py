@@ -145,6 +145,7 @@ async def test_answers_to_pings_that_nobody_reads_do_not_pile_up(monkeypatch: py
 @pytest.mark.parametrize("closes", [True, False], ids=["who closes", "who does not"])
 async def test_a_client_that_does_not_read_keeps_no_server_from_ending(monkeypatch: pytest.MonkeyPatch, closes: bool):
     monkeypatch.setattr(serving, "SLOW_S", 0.3)
+    monkeypatch.setattr(serving, "SHUTDOWN_S", 600)  # which is what files have, and clients like this do not take
     answered = asyncio.Event()
 
     async def idle(scope: Any, receive: Any, send: Any) -> None:
