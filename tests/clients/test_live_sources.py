@@ -31,7 +31,8 @@ from mocha_client.captions import Captions
 from mocha_client.client import transcribe_stream
 from mocha_client.sources import read_aside
 from mocha_client.terminal import FLOOR_DB, level_db, level_meter
-from mocha_server.messages import Segment, Text
+from mocha_server.messages import Segment, Text, Word
+from mocha_server.subtitles import srt, vtt
 
 CLIP = Path(__file__).parents[1] / "fixtures" / "weather.wav"
 COMMAND = str(Path(sys.executable).with_name("mocha-asr"))
@@ -211,6 +212,27 @@ def test_captions_are_valid_after_every_event(lively_server: Any, clip: NDArray[
         said += event.delta if isinstance(event, Text) else ""
         assert said.strip().startswith(valid_captions(path))
     assert valid_captions(path) == said.strip()
+
+
+@pytest.mark.parametrize("suffix", [".srt", ".vtt"])
+def test_cues_are_of_bounded_length_and_numbered_from_one_across_segments(tmp_path: Path, suffix: str):
+    path = tmp_path / f"many{suffix}"
+    captions, written = Captions(path, 0.04), srt if suffix == ".srt" else vtt
+    segments = [spoken(0.0, 14, 0.1), spoken(10.0, 3, 3.0), spoken(30.0, 1, 1.0)]
+    for segment in segments:
+        captions.push(segment)
+    assert path.read_text() == written(segments)
+    cues = re.findall(r"(?:(\d+)\n)?\S+ --> \S+\n(.+)\n", path.read_text())
+    assert [len(text.split()) for _, text in cues] == [12, 2, 2, 1, 1]
+    assert [number for number, _ in cues] == (["1", "2", "3", "4", "5"] if suffix == ".srt" else [""] * 5)
+
+
+def spoken(start: float, count: int, each_s: float) -> Segment:
+    """A segment of `count` words."""
+    times = [(start + k * each_s, start + (k + 1) * each_s) for k in range(count)]
+    words = [Word(word=f"w{k}", start=s, end=e, confidence=0.9) for k, (s, e) in enumerate(times)]
+    text = " ".join(word.word for word in words)
+    return Segment(segment=0, text=text, start=times[0][0], end=times[-1][1], words=words)
 
 
 def test_wrong_options_are_explained(lively_server: Any, tmp_path: Path):
