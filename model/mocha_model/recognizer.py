@@ -196,8 +196,15 @@ class Recognizer:
         if patience_s is not None:
             frames = int(patience_s * self.sample_rate) // self.frame_samples
             config = live_joint(config, max(1, frames - self.config.encoder.look_ahead_frames))
-        parts = (self.model, self.tokenizer, self.provenance, config, fusion, self._joint_phrases(fusion))
-        return Recognizer(*parts, self.file_calibration or self.calibration)
+        return Recognizer(
+            self.model,
+            self.tokenizer,
+            self.provenance,
+            beam=config,
+            fusion=fusion,
+            phrases=self._joint_phrases(fusion),
+            calibration=self.file_calibration or self.calibration,
+        )
 
     def settling(self, width: int, language: WordLanguageModel | None = None) -> "Recognizer":
         """The same model, greedy, whose segments are settled by a `joint_search` when they end.
@@ -208,13 +215,26 @@ class Recognizer:
         if (found := joint_search(self.config, self.tokenizer, width, language)) is None:
             return self._greedy()
         config, fusion = found
-        parts = (self.model, self.tokenizer, self.provenance, None, fusion, self._joint_phrases(fusion))
-        return Recognizer(*parts, self.calibration, self.file_calibration or self.calibration, settled=config)
+        return Recognizer(
+            self.model,
+            self.tokenizer,
+            self.provenance,
+            fusion=fusion,
+            phrases=self._joint_phrases(fusion),
+            calibration=self.calibration,
+            file_calibration=self.file_calibration or self.calibration,
+            settled=config,
+        )
 
     def _greedy(self) -> "Recognizer":
-        phrases = PhraseBook(self.tokenizer) if self.phrases is not None else None
-        parts = (self.model, self.tokenizer, self.provenance, None, None, phrases)
-        return Recognizer(*parts, self.calibration, self.file_calibration)
+        return Recognizer(
+            self.model,
+            self.tokenizer,
+            self.provenance,
+            phrases=PhraseBook(self.tokenizer) if self.phrases is not None else None,
+            calibration=self.calibration,
+            file_calibration=self.file_calibration,
+        )
 
     def _joint_phrases(self, fusion: Fusion) -> PhraseBook | None:
         if self.phrases is None:
