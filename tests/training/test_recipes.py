@@ -210,6 +210,25 @@ def test_recipes_along_the_path_set_nothing_that_is_of_the_expectation_alone(tmp
         assert (found[0] == found[1]) == alike, attention
 
 
+def test_recipes_of_others_take_no_field_that_there_is_not_and_no_value_that_it_cannot_have():
+    config = recipes.path()
+    changed = config.having(seed=7, augment=config.augment.having(pause_probability=1))
+    assert changed.model_dump() == config.model_dump() | {
+        "seed": 7,
+        "augment": config.augment.model_dump() | {"pause_probability": 1.0},
+    }
+    assert changed.model_fields_set == config.model_fields_set | {"seed"}  # what a recipe says, not all it has
+    for settings in (config, config.augment):
+        with pytest.raises(ValueError, match=r"learning_rat\n.*not permitted"):
+            settings.having(learning_rat=1e-3)
+    with pytest.raises(ValueError, match="ctc_weight"):
+        config.having(ctc_weight=2)
+    with pytest.raises(ValueError, match="odd"):
+        config.having(neighbour_smoothing=(0.1, 1.0))
+    with pytest.raises(ValueError, match="highest"):
+        config.augment.having(gain_db=(8, -8))
+
+
 def two_recordings() -> Corpus:
     samples = np.concatenate([tones(list("abc"), 4000), tones(list("cb"), 4000)])
     parts = (Utterance("1", "abc", "s", "c", 0, 12_000), Utterance("2", "cb", "s", "c", 12_000, 8_000))

@@ -10,12 +10,13 @@ from functools import cached_property
 from typing import Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from mocha_model.config import SAMPLE_RATE
 from mocha_training import distortion
 from mocha_training.data import Corpus
 from mocha_training.distortion import Audio
+from mocha_training.settings import Settings
 from mocha_training.splicing import SplicePoint
 
 AMR_BIT_RATES = (4750, 5900, 7950, 12200)
@@ -25,10 +26,8 @@ LONG_PAUSE_S = (0.7, 8.0)
 PAUSE_NOISE_DB = (-60.0, 0.0)  # beside what is said
 
 
-class AugmentConfig(BaseModel):
+class AugmentConfig(Settings):
     """How often and how strongly; 0 switches a kind off. A range r is of factors drawn from 1 - r ... 1 + r."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     speed_range: float = Field(0.12, ge=0, lt=0.5, description="of rate, pitch and formants together")
     tempo_range: float = Field(0.0, ge=0, lt=0.5, description="of the rate alone")

@@ -4,19 +4,18 @@ import json
 from collections.abc import Iterable
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from mocha_model.tokenizer import Units
 from mocha_training.augment import AugmentConfig
+from mocha_training.settings import Settings
 from mocha_training.weights import InitConfig, WeightNoise
 
 Preset = Literal["small", "medium", "wide", "large", "wsj_mocha", "wsj_monotonic", "timit", "tiny"]
 
 
-class TrainConfig(BaseModel):
+class TrainConfig(Settings):
     """Optimisation, losses and schedule. "Progress" below runs from 0 to 1 over the run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     preset: Preset = Field("small", description="the network, a function of `mocha_model.config`")
     init: InitConfig = InitConfig()

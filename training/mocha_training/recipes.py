@@ -15,8 +15,7 @@ def warm_start() -> TrainConfig:
 
     Give its checkpoint to `encoder` with --init.
     """
-    barely = {"speed_range": 0.06, "gain_db": (-6.0, 6.0), "noise_probability": 0.1}
-    gentle = AugmentConfig.nothing().model_copy(update=barely)
+    gentle = AugmentConfig.nothing().having(speed_range=0.06, gain_db=(-6.0, 6.0), noise_probability=0.1)
     return TrainConfig(
         ctc_only=0.999, batch_seconds=60, max_seconds=6.0, learning_rate=1e-3, evaluate_every=100_000, augment=gentle
     )
@@ -83,63 +82,57 @@ def path() -> TrainConfig:
 def further() -> TrainConfig:
     """More of `path` from its checkpoint, with --init: masked from the first step, augmented more."""
     stronger = AugmentConfig(noise_probability=0.3, room_probability=0.15, join_probability=0.1, time_mask_frames=25)
-    return path().model_copy(update={"learning_rate": 1e-3, "spec_augment_from": 0.0, "augment": stronger, "seed": 1})
+    return path().having(learning_rate=1e-3, spec_augment_from=0.0, augment=stronger, seed=1)
 
 
 def settle() -> TrainConfig:
     """The last part after `further`, with --init: augmented as `path`, from a lower rate down to nothing."""
-    return path().model_copy(update={"learning_rate": 8e-4, "warmup_steps": 100, "spec_augment_from": 0.0, "seed": 2})
+    return path().having(learning_rate=8e-4, warmup_steps=100, spec_augment_from=0.0, seed=2)
 
 
 def widen() -> TrainConfig:
     """After `settle`, with --init: synthetic speech beside the recorded, telephone lines and babble."""
-    augment = _moderate().model_copy(update={"telephone_probability": 0.08, "babble_probability": 0.15})
-    return settle().model_copy(update={"learning_rate": 1e-3, "save_every": 100, "augment": augment, "seed": 3})
+    augment = _moderate().having(telephone_probability=0.08, babble_probability=0.15)
+    return settle().having(learning_rate=1e-3, save_every=100, augment=augment, seed=3)
 
 
 def longer() -> TrainConfig:
     """More of `widen`, with --init: batches twice as long, which a CPU gets through faster."""
-    return widen().model_copy(update={"batch_seconds": 120, "learning_rate": 1.2e-3, "seed": 4})
+    return widen().having(batch_seconds=120, learning_rate=1.2e-3, seed=4)
 
 
 def onward() -> TrainConfig:
     """More of `longer`, with --init: Muon, longer batches, vocal tracts, codecs, longer joined speech."""
-    augment = longer().augment.model_copy(
-        update={
-            "vocal_tract_range": 0.1,
-            "join_probability": 0.1,
-            "join_max_s": 20.0,
-            "codec_probability": 0.05,
-            "overload_probability": 0.03,
-        }
+    augment = longer().augment.having(
+        vocal_tract_range=0.1,
+        join_probability=0.1,
+        join_max_s=20.0,
+        codec_probability=0.05,
+        overload_probability=0.03,
     )
-    return longer().model_copy(
-        update={"muon": True, "batch_seconds": 240, "learning_rate": 2e-3, "augment": augment, "seed": 5}
-    )
+    return longer().having(muon=True, batch_seconds=240, learning_rate=2e-3, augment=augment, seed=5)
 
 
 def broaden() -> TrainConfig:
     """More of `onward`, with --init: more rooms, codecs, vocal tracts, wider masks."""
-    augment = onward().augment.model_copy(
-        update={
-            "vocal_tract_range": 0.15,
-            "room_probability": 0.2,
-            "codec_probability": 0.1,
-            "freq_mask_bins": 13,
-            "time_mask_frames": 25,
-        }
+    augment = onward().augment.having(
+        vocal_tract_range=0.15,
+        room_probability=0.2,
+        codec_probability=0.1,
+        freq_mask_bins=13,
+        time_mask_frames=25,
     )
-    return onward().model_copy(update={"augment": augment, "seed": 6})
+    return onward().having(augment=augment, seed=6)
 
 
 def sampled() -> TrainConfig:
     """More of `broaden`, with --init: augmented as `onward`, and the decoder is given draws of its own."""
-    return onward().model_copy(update={"sampling_probability": 0.4, "seed": 7})
+    return onward().having(sampling_probability=0.4, seed=7)
 
 
 def consistent() -> TrainConfig:
     """More of `sampled`, with --init and grown with --preset medium: two views of an utterance are to be read alike."""
-    return sampled().model_copy(update={"preset": "medium", "consistency_weight": 0.2, "seed": 8})
+    return sampled().having(preset="medium", consistency_weight=0.2, seed=8)
 
 
 def spliced() -> TrainConfig:
@@ -147,10 +140,10 @@ def spliced() -> TrainConfig:
 
     For a model that reads its own training speakers three times as well as others.
     """
-    augment = broaden().augment.model_copy(
-        update={"splice_probability": 0.6, "noise_probability": 0.3, "freq_mask_bins": 15, "time_mask_frames": 30}
+    augment = broaden().augment.having(
+        splice_probability=0.6, noise_probability=0.3, freq_mask_bins=15, time_mask_frames=30
     )
-    return consistent().model_copy(update={"dropout": 0.25, "augment": augment, "seed": 9})
+    return consistent().having(dropout=0.25, augment=augment, seed=9)
 
 
 def restored() -> TrainConfig:
@@ -158,43 +151,38 @@ def restored() -> TrainConfig:
 
     Beside the corpus, three times: recordings whose transcripts were restored (docs/experiments.md, "New voices").
     """
-    augment = broaden().augment.model_copy(update={"splice_probability": 0.5})
-    return spliced().model_copy(
-        update={"learning_rate": 1.5e-3, "dropout": 0.2, "max_seconds": 17.5, "augment": augment, "seed": 10}
-    )
+    augment = broaden().augment.having(splice_probability=0.5)
+    return spliced().having(learning_rate=1.5e-3, dropout=0.2, max_seconds=17.5, augment=augment, seed=10)
 
 
 def phonetic() -> TrainConfig:
     """More of `restored`, with --init: the layer below the last learns the phones of the words."""
-    return restored().model_copy(update={"phone_weight": 1.0, "seed": 11})
+    return restored().having(phone_weight=1.0, seed=11)
 
 
 def microphones() -> TrainConfig:
     """More of `phonetic`, with --init: levels down to those of distant speech, and microphones that colour it."""
-    augment = phonetic().augment.model_copy(update={"microphone_probability": 0.5, "gain_db": (-30.0, 10.0)})
-    return phonetic().model_copy(update={"learning_rate": 8e-4, "warmup_steps": 100, "augment": augment, "seed": 12})
+    augment = phonetic().augment.having(microphone_probability=0.5, gain_db=(-30.0, 10.0))
+    return phonetic().having(learning_rate=8e-4, warmup_steps=100, augment=augment, seed=12)
 
 
 def accented() -> TrainConfig:
     """More of `microphones`, with --init: beside recordings, new sentences that networks read, many with accents."""
     # Nothing is spliced, selections slip: docs/experiments.md, "Voices that are networks", "Selections that slip".
-    augment = microphones().augment.model_copy(update={"splice_probability": 0.0})
-    changes = {"learning_rate": 1e-3, "batch_seconds": 160, "slip_probability": 0.1, "augment": augment, "seed": 23}
-    return microphones().model_copy(update=changes)
+    augment = microphones().augment.having(splice_probability=0.0)
+    return microphones().having(learning_rate=1e-3, batch_seconds=160, slip_probability=0.1, augment=augment, seed=23)
 
 
 def paused() -> TrainConfig:
     """More of `accented`, with --init: there are seconds of silence or noise before, between and after utterances."""
-    augment = accented().augment.model_copy(update={"pause_probability": 0.25})
-    changes = {"learning_rate": 1.2e-3, "warmup_steps": 40, "batch_seconds": 320, "augment": augment, "seed": 71}
-    return accented().model_copy(update=changes)
+    augment = accented().augment.having(pause_probability=0.25)
+    return accented().having(learning_rate=1.2e-3, warmup_steps=40, batch_seconds=320, augment=augment, seed=71)
 
 
 def rewarded() -> TrainConfig:
     """More of `paused`, with --init: the decoder's own decisions are judged by the errors that they lead to."""
-    augment = paused().augment.model_copy(update={"music_probability": 0.2})
-    changes = {"learning_rate": 6e-4, "warmup_steps": 30, "policy_weight": 3.0, "augment": augment, "seed": 81}
-    return paused().model_copy(update=changes)
+    augment = paused().augment.having(music_probability=0.2)
+    return paused().having(learning_rate=6e-4, warmup_steps=30, policy_weight=3.0, augment=augment, seed=81)
 
 
 def ahead() -> TrainConfig:
@@ -202,11 +190,19 @@ def ahead() -> TrainConfig:
 
     For a GPU: docs/experiments.md, "Looking ahead".
     """
-    augment = paused().augment.model_copy(
-        update={"music_probability": 0.2, "codec_probability": 0.03, "speed_range": 0.15, "vocal_tract_range": 0.2}
+    augment = paused().augment.having(
+        music_probability=0.2, codec_probability=0.03, speed_range=0.15, vocal_tract_range=0.2
     )
-    changes = {"look_ahead": 3, "dropout": 0.25, "spec_augment_from": 0.0, "augment": augment, "seed": 112}
-    return paused().model_copy(update=changes | {"learning_rate": 2e-3, "warmup_steps": 60, "batch_seconds": 2400})
+    return paused().having(
+        look_ahead=3,
+        dropout=0.25,
+        spec_augment_from=0.0,
+        learning_rate=2e-3,
+        warmup_steps=60,
+        batch_seconds=2400,
+        augment=augment,
+        seed=112,
+    )
 
 
 def adapt() -> TrainConfig:
@@ -214,8 +210,8 @@ def adapt() -> TrainConfig:
 
     The head of phones learns beside the encoder, for which it needs espeak-ng.
     """
-    augment = settle().augment.model_copy(update={"pause_probability": 0.25})
-    return settle().model_copy(update={"phone_weight": 1.0, "slip_probability": 0.1, "augment": augment, "seed": 131})
+    augment = settle().augment.having(pause_probability=0.25)
+    return settle().having(phone_weight=1.0, slip_probability=0.1, augment=augment, seed=131)
 
 
 def discriminative() -> TrainConfig:
@@ -224,22 +220,19 @@ def discriminative() -> TrainConfig:
     For searches with a language model (docs/experiments.md, "Told from all other texts"); minutes are enough. What the
     encoder knows by heart it will not know of others, so it is made to hear worse meanwhile: more dropout, wider masks.
     """
-    masks = {"freq_mask_bins": 18, "time_masks": 3, "time_mask_frames": 40}
-    augment = rewarded().augment.model_copy(update={"pause_probability": 0.4} | masks)
-    return microphones().model_copy(
-        update={
-            "train_encoder": False,
-            "dropout": 0.4,
-            "ctc_only": 1.0,
-            "denominator_weight": 0.9,
-            "consistency_weight": 0.0,
-            "phone_weight": 0.0,
-            "muon": False,
-            "batch_seconds": 60,
-            "learning_rate": 1e-3,
-            "augment": augment,
-            "seed": 17,
-        }
+    augment = rewarded().augment.having(pause_probability=0.4, freq_mask_bins=18, time_masks=3, time_mask_frames=40)
+    return microphones().having(
+        train_encoder=False,
+        dropout=0.4,
+        ctc_only=1.0,
+        denominator_weight=0.9,
+        consistency_weight=0.0,
+        phone_weight=0.0,
+        muon=False,
+        batch_seconds=60,
+        learning_rate=1e-3,
+        augment=augment,
+        seed=17,
     )
 
 
@@ -248,8 +241,7 @@ def sounds() -> TrainConfig:
 
     It is told apart from all other texts, as the CTC head is by `discriminative`.
     """
-    own = {"phone_weight": 1.0, "learning_rate": 5e-3, "seed": 18}
-    return discriminative().model_copy(update=own)
+    return discriminative().having(phone_weight=1.0, learning_rate=5e-3, seed=18)
 
 
 def plain() -> TrainConfig:
@@ -271,22 +263,20 @@ def librispeech() -> TrainConfig:
         evaluate_every=2000,
         average_last=5,
         # None are joined: those of this corpus are long enough. But there may be pauses around them.
-        augment=_moderate().model_copy(
-            update={
-                "join_probability": 0.0,
-                "join_max_s": 24.0,
-                "pause_probability": 0.25,
-                "freq_mask_bins": 13,
-                "time_mask_frames": 50,
-                "noise_snr_db": (10.0, 30.0),
-            }
+        augment=_moderate().having(
+            join_probability=0.0,
+            join_max_s=24.0,
+            pause_probability=0.25,
+            freq_mask_bins=13,
+            time_mask_frames=50,
+            noise_snr_db=(10.0, 30.0),
         ),
     )
 
 
 def tedlium() -> TrainConfig:
     """TED-LIUM 3: half as much speech as LibriSpeech, hence more passes over it."""
-    return librispeech().model_copy(update={"epochs": 30})
+    return librispeech().having(epochs=30)
 
 
 def commonvoice() -> TrainConfig:
@@ -294,8 +284,8 @@ def commonvoice() -> TrainConfig:
 
     The length suits a language of hundreds of hours; one of a few tens needs more `epochs` and less of a network.
     """
-    augment = librispeech().augment.model_copy(update={"noise_probability": 0.1, "room_probability": 0.05})
-    return librispeech().model_copy(update={"augment": augment})
+    augment = librispeech().augment.having(noise_probability=0.1, room_probability=0.05)
+    return librispeech().having(augment=augment)
 
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {

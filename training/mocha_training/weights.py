@@ -5,37 +5,32 @@ from contextlib import contextmanager
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from mocha_model.config import ModelConfig
 from mocha_model.encoder import ConvLSTM
 from mocha_model.model import SpeechModel
+from mocha_training.settings import Settings
 
 
-class Draw(BaseModel):
+class Draw(Settings):
     """A distribution around zero."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     distribution: Literal["uniform", "normal"]
     scale: float = Field(gt=0, description="half the width, or the standard deviation (values beyond two are redrawn)")
 
 
-class InitConfig(BaseModel):
+class InitConfig(Settings):
     """How weight matrices and filters are drawn; None leaves each layer's own way. Vectors always keep theirs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     encoder: Draw | None = None
     decoder: Draw | None = Field(None, description="with the attention and the output layers")
     embedding: Draw | None = None
 
 
-class WeightNoise(BaseModel):
+class WeightNoise(Settings):
     """Gaussian noise on weights during training (Graves 2011), drawn anew for every step."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     std: float = Field(gt=0)
     from_step: int = Field(0, ge=0, description="steps without noise at the start")
