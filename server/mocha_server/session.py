@@ -49,7 +49,7 @@ class Session:
         self.num_samples = 0  # heard, at the model's rate
 
     def receive(self, data: str | bytes | Start | Finish) -> Received:
-        """Take one message of the client: text, binary, or (from adapters of other protocols) parsed already."""
+        """Take one message of the client: text, binary, or (see `parsed`, and other protocols) parsed already."""
         if self.state is State.CLOSED:
             return Received()
         if isinstance(data, str):
@@ -128,13 +128,12 @@ class Session:
         return Received((self.failed(code, message),))
 
 
-def wants_patience(data: str | bytes) -> bool | None:
-    """What a client's first message says of patience; None if it says nothing of it, or is no start message."""
+def parsed(data: str | bytes) -> str | bytes | Start | Finish:
+    """A message of the client, or `data` itself if it is none, for `Session.receive` to say why."""
     if isinstance(data, str):
         with suppress(ValidationError):
-            message = client_messages.validate_json(data)
-            return message.patient if isinstance(message, Start) else None
-    return None
+            return client_messages.validate_json(data)
+    return data
 
 
 def explain(error: ValidationError) -> str:

@@ -8,8 +8,8 @@ import pytest
 
 from mocha_model.emissions import Emission
 from mocha_server.audio import as_float
-from mocha_server.messages import End, Error, ErrorCode, Ready, Segment, Text
-from mocha_server.session import Session, State, wants_patience
+from mocha_server.messages import End, Error, ErrorCode, Ready, Segment, Start, Text
+from mocha_server.session import Session, State, parsed
 from mocha_server.transcript import LONGEST_SEGMENT, ModelInfo, Transcript
 
 INFO = ModelInfo("test", 16_000, 640, 400, 4)
@@ -64,7 +64,10 @@ def test_ready_tells_how_patient_the_recogniser_is():
     ],
 )
 def test_what_a_first_message_says_of_patience(data: str | bytes, wanted: bool | None):
-    assert wants_patience(data) is wanted
+    message = parsed(data)
+    assert (message.patient if isinstance(message, Start) else None) is wanted
+    (first,), (of_data,) = (Session("s1", INFO).receive(x).messages for x in (message, data))
+    assert first == of_data  # why it is refused, too
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import BaseModel
 
 from mocha_server.live_engines import LiveEngines
-from mocha_server.messages import Error, ErrorCode
+from mocha_server.messages import Error, ErrorCode, Start
 from mocha_server.protocols.live import CLOSE_CODES, cut, has_left, silent
-from mocha_server.session import OutMessage, Session, State, wants_patience
+from mocha_server.session import OutMessage, Session, State, parsed
 from mocha_server.stream import EngineError, Stream
 
 router = APIRouter()
@@ -29,12 +29,12 @@ async def _serve(socket: WebSocket, engines: LiveEngines, idle_s: float) -> None
     identifier = uuid.uuid4().hex
     try:
         async with asyncio.timeout(idle_s):
-            first = await _receive(socket)
+            first = parsed(await _receive(socket))
     except TimeoutError:
         error = Session(identifier, engines.greedy.info).failed(ErrorCode.IDLE, silent(idle_s))
         await _refuse(socket, error)
         return
-    engine = engines.of(wants_patience(first))
+    engine = engines.of(first.patient if isinstance(first, Start) else None)
     session = Session(identifier, engine.info)
     began = session.receive(first)
     if session.state is State.CLOSED:
