@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-LEAST = 1e-6  # of p q, so that one impossible character does not make a word's evidence infinite
+LEAST_PROBABILITY = 1e-6  # of p q, so that one impossible character does not make a word's evidence infinite
 
 
 class Calibration(BaseModel):
@@ -29,7 +29,7 @@ class Calibration(BaseModel):
 def evidence(p: Sequence[float], q: Sequence[float]) -> float:
     """Mean ``log(p q)`` of a word's characters; where no frame was selected (p = 0) only q counts."""
     products = [(selected or 1.0) * chosen for selected, chosen in zip(p, q, strict=True)]
-    return sum(math.log(max(LEAST, x)) for x in products) / len(products)
+    return sum(math.log(max(LEAST_PROBABILITY, x)) for x in products) / len(products)
 
 
 def word_confidence(p: Sequence[float], q: Sequence[float], calibration: Calibration | None) -> float:

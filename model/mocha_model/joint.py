@@ -19,7 +19,7 @@ from mocha_model.decoder import Decoder
 from mocha_model.hypotheses import MAX_UNSTABLE, Hypotheses, append
 from mocha_model.language import WordLanguageModel
 from mocha_model.phrases import PhraseBook, Wording
-from mocha_model.pronounced import ASTRAY, LEAST, REACH, WordReader
+from mocha_model.pronounced import ASTRAY, LEAST_LOG_PROB, REACH, WordReader
 from mocha_model.scorers import Fusion
 from mocha_model.search import Symbol
 from mocha_model.streaming import gather_rows, map_state, scatter_rows, where_rows
@@ -109,7 +109,7 @@ class JointSearch(WideSearch):
     def no_keys(self, batch_size: int, like: Tensor) -> Tensor:
         """Blanks."""
         words = self.fusion.words
-        nothing = like.new_full((batch_size, self.key_window - 1, words.num_labels if words else 0), LEAST)
+        nothing = like.new_full((batch_size, self.key_window - 1, words.num_labels if words else 0), LEAST_LOG_PROB)
         nothing[..., : Tokenizer.blank_id + 1] = 0
         return nothing
 

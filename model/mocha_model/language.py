@@ -30,7 +30,7 @@ from mocha_model.word_counts import Table, WordCounts
 from mocha_model.word_lstm import END, OTHER, Recalled, WordLSTM
 from mocha_model.word_ranges import WordRanges
 
-LEAST = -30.0  # logarithm that stands for what cannot be
+IMPOSSIBLE = -30.0  # logarithm that stands for what cannot be
 SURELY = 0.05  # an LSTM that is surer of the end of a sentence is taken to leave this to words
 UNSUMMED = 0.05  # the least that is left to words that are not summed
 LSTM_PREFIX = "recurrent.lstm."  # of its weights in a file
@@ -220,7 +220,7 @@ class WordLanguageModel:
         finish = torch.where(begins, 0.0, (completes + unknown[:, Tokenizer.blank_id]).log() - mass)
         scores[:, Tokenizer.eos_id] = finish + ended.log()
         scores[:, self._space] = torch.where(begins, -torch.inf, finish + torch.log1p(-ended))
-        return replace(state, mass=mass, next_scores=scores.clamp(min=LEAST).float())
+        return replace(state, mass=mass, next_scores=scores.clamp(min=IMPOSSIBLE).float())
 
     def _mixed(
         self, state: LanguageState, word: Tensor, begins: Tensor, known: Tensor, bounds: Tensor

@@ -25,7 +25,7 @@ NONE = -torch.inf
 STRANGE = 0.05  # share of words that may have phones that are not heard
 AT_ONCE = 1024  # rows, so that memory stays small where many segments end together
 NOTHING = math.exp(-70)  # a probability that adds nothing to what gains more than `WORST`
-LEAST = -50.0  # of a log-probability, so that sums over all frames are exact enough
+LEAST_LOG_PROB = -50.0  # of a log-probability, so that sums over all frames are exact enough
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class WordReader:
         if other is not None:
             labels = torch.where((count == 0)[:, None], other, labels)
             count = torch.where(word < 0, 0, (labels > 0).sum(1))
-        probs = log_probs.clamp(min=LEAST).exp().transpose(0, 1)
+        probs = log_probs.clamp(min=LEAST_LOG_PROB).exp().transpose(0, 1)
         parts = [slice(n, n + AT_ONCE) for n in range(0, max(len(word), 1), AT_ONCE)]
         rows = (map_state(lambda x, p=p: x[p], (state, labels, count, stream, now)) for p in parts)
         blank, label, reached = (torch.cat(x) for x in zip(*(_spoken(probs, *part) for part in rows), strict=True))

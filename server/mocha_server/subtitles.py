@@ -9,7 +9,7 @@ MAX_WORDS, MAX_SECONDS = 12, 6.0  # of one cue
 
 
 @dataclass(frozen=True)
-class Format:
+class Subtitles:
     """How subtitles are written: `head`, then each cue with its number from 1 on, an empty line between them."""
 
     head: tuple[str, ...]
@@ -43,5 +43,5 @@ def _lines(cue: list[Word], comma: str) -> str:
     return f"{times}\n{' '.join(w.word for w in cue)}\n"
 
 
-srt = Format((), lambda cue, number: f"{number}\n{_lines(cue, ',')}")  # SubRip
-vtt = Format(("WEBVTT\n",), lambda cue, number: _lines(cue, "."))  # WebVTT
+srt = Subtitles((), lambda cue, number: f"{number}\n{_lines(cue, ',')}")  # SubRip
+vtt = Subtitles(("WEBVTT\n",), lambda cue, number: _lines(cue, "."))  # WebVTT

@@ -12,7 +12,7 @@ from torch.nn.functional import ctc_loss
 from mocha_model.config import DecoderConfig, ModelConfig, tiny
 from mocha_model.joint import JointConfig, JointSearch
 from mocha_model.language import WordLanguageModel
-from mocha_model.pronounced import LEAST, REACH, UNKNOWN, WORST, Lexicon, WordReader
+from mocha_model.pronounced import LEAST_LOG_PROB, REACH, UNKNOWN, WORST, Lexicon, WordReader
 from mocha_model.recognizer import joint_fusion
 from mocha_model.tokenizer import Tokenizer
 from mocha_training.language import count_words
@@ -36,7 +36,7 @@ def heard(seed: int, num_frames: int = FRAMES) -> Tensor:
 
 def up_to(log_probs: Tensor, frame: int) -> Tensor:
     """The window [1, K, P] that ends with `frame`; blanks before the first."""
-    window = torch.full((REACH, log_probs.shape[1]), LEAST)
+    window = torch.full((REACH, log_probs.shape[1]), LEAST_LOG_PROB)
     window[:, 0] = 0
     kept = log_probs[: frame + 1][-REACH:]
     window[REACH - len(kept) :] = kept

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from mocha_model.checkpoint import calibrate_checkpoint, load_checkpoint, save_checkpoint
-from mocha_model.confidence import LEAST, Calibration, evidence
+from mocha_model.confidence import LEAST_PROBABILITY, Calibration, evidence
 from mocha_model.emissions import WordAssembler, text_of
 from mocha_model.recognizer import Recognizer
 from mocha_training import cli
@@ -28,7 +28,7 @@ def drawn(number: int, bias: float, slope: float) -> list[HeardWord]:
 def test_evidence():
     assert evidence([0.5, 1.0], [0.5, 0.25]) == pytest.approx(math.log(0.25))
     assert evidence([0.0], [0.5]) == pytest.approx(math.log(0.5))  # emitted without a selection, at a flush
-    assert evidence([1.0], [0.0]) == pytest.approx(math.log(LEAST))
+    assert evidence([1.0], [0.0]) == pytest.approx(math.log(LEAST_PROBABILITY))
 
 
 def test_judge():

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mocha_model.language import LEAST, Recurrent, WordLanguageModel
+from mocha_model.language import IMPOSSIBLE, Recurrent, WordLanguageModel
 from mocha_model.pronunciation import pronounce
 from mocha_model.tokenizer import Tokenizer, normalize_text
 from mocha_model.word_counts import WordCounts
@@ -175,7 +175,7 @@ def _spelling(words: list[str], tokenizer: Tokenizer) -> NDArray[np.float32]:
         np.add.at(counts, ([space, *ids], [*ids, blank]), 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(counts / counts.sum(1, keepdims=True))
-    spelling: NDArray[np.float32] = np.nan_to_num(logs, nan=LEAST, neginf=LEAST).astype(np.float32)
+    spelling: NDArray[np.float32] = np.nan_to_num(logs, nan=IMPOSSIBLE, neginf=IMPOSSIBLE).astype(np.float32)
     return spelling
 
 

@@ -5,7 +5,7 @@ const SAMPLE_BYTES = { pcm_s16le: 2, pcm_f32le: 4, mulaw: 1, alaw: 1 };
 const PIECE_BYTES = 1 << 16; // of audio in one message; servers refuse messages without bound
 const PASSING = ["server_full", "internal"]; // errors after which a new connection may succeed
 const FIRST_PAUSE_MS = 100, MAX_PAUSE_MS = 5000; // between attempts to connect again; doubled each time
-const PATIENCE_MS = 10_000; // for a server to admit a stream
+const READY_MS = 10_000; // for a server to admit a stream
 const STOOD_MS = 5000; // a connection lost after so long is a loss of its own, not one attempt more
 const STALLED_MS = 60_000; // a connection that takes nothing for so long, and brings nothing, is lost
 const OPEN = 1; // WebSocket.readyState
@@ -249,7 +249,7 @@ export class StreamingClient {
         socket.onopen = () => socket.close();
         socket.close();
       };
-      const timer = setTimeout(this.#abandon, PATIENCE_MS);
+      const timer = setTimeout(this.#abandon, READY_MS);
       socket.onopen = () => socket.send(JSON.stringify(this.#start));
       socket.onerror = () => {}; // a close event follows
       socket.onmessage = ({ data }) => {

@@ -36,7 +36,7 @@ class Energies(nn.Module):
 
     @property
     def scalars(self) -> list[nn.Parameter]:
-        """G and r, which learn at a rate of their own; none for "additive"."""
+        """The scalars g and r, which learn at a rate of their own; none for "additive"."""
         return [] if self.kind == "additive" else [self.gain, self.bias]
 
     def forward(self, query: Tensor, keys: Tensor, directions: Tensor) -> Tensor:
