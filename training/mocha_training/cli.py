@@ -176,9 +176,7 @@ def evaluate(
     model: Annotated[Path | None, typer.Option(help="checkpoint; the bundled one if not given")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
     limit: Annotated[int, typer.Option(min=0, help="only the first N utterances; 0 for all")] = 0,
-    hypotheses: Annotated[
-        Path | None, typer.Option(help="write every utterance's texts to this JSON lines file")
-    ] = None,
+    hypotheses: Annotated[Path | None, typer.Option(help="JSON lines file for the texts of every utterance")] = None,
     decoding: Annotated[
         Decoding | None, typer.Option(help="online (hard), or soft over whole recordings; online where possible")
     ] = None,
@@ -186,7 +184,7 @@ def evaluate(
     joint: Annotated[int, typer.Option(min=0, help="prefixes of joint search, for files and patience; 0: none")] = 0,
     settle: Annotated[bool, typer.Option(help="read greedily; joint search settles segments when they end")] = False,
     patience: Annotated[
-        int | None, typer.Option(help="emit a character after at most this many frames, in either search")
+        int | None, typer.Option(help="most frames before a character is emitted, in either search")
     ] = None,
     caution: Annotated[float | None, typer.Option(help=f"higher waits longer; live text: {LIVE_CAUTION}")] = None,
     threshold: Annotated[
