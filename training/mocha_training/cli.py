@@ -183,9 +183,7 @@ def evaluate(
     beam: Annotated[int, typer.Option(min=0, help="hypotheses of beam search over the online process; 0 for none")] = 0,
     joint: Annotated[int, typer.Option(min=0, help="prefixes of joint search, for files and patience; 0: none")] = 0,
     settle: Annotated[bool, typer.Option(help="read greedily; joint search settles segments when they end")] = False,
-    patience: Annotated[
-        int | None, typer.Option(help="most frames before a character is emitted, in either search")
-    ] = None,
+    patience: Annotated[int | None, typer.Option(help="most frames before a character is emitted")] = None,
     caution: Annotated[float | None, typer.Option(help=f"higher waits longer; live text: {LIVE_CAUTION}")] = None,
     threshold: Annotated[
         float | None, typer.Option(help=f"pruning of either search; live text: {LIVE_THRESHOLD:.0f}")
