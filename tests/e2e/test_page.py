@@ -30,6 +30,15 @@ expect.set_options(timeout=SLOW_MS)
 Opener = Callable[..., Awaitable[Page]]
 
 
+async def holds(page: Page, expression: str, argument: Any = None) -> None:
+    """Wait until it does. What Playwright has for that evaluates text in the page, which the page's policy forbids."""
+    for _ in range(SLOW_MS // 100):
+        if await page.evaluate(expression, argument):
+            return
+        await asyncio.sleep(0.1)
+    raise TimeoutError(expression)
+
+
 @pytest.fixture
 async def open_page(lively_server: Any) -> AsyncIterator[Opener]:
     """Opens the page; afterwards nothing may have gone wrong on it, nor been asked of another host."""
@@ -256,7 +265,7 @@ async def test_policy_allows_nothing_from_elsewhere(open_page: Opener, lively_se
         assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "unsafe" not in policy
     await page.evaluate("addEventListener('securitypolicyviolation', (e) => (window.refused = e.violatedDirective))")
     await page.evaluate("fetch('http://127.0.0.1:9/').catch(() => {})")
-    await page.wait_for_function("window.refused === 'connect-src'")
+    await holds(page, "window.refused === 'connect-src'")
     refusals: list[str] = open_page.problems  # type: ignore[attr-defined]
     assert refusals and all("Content Security Policy" in refusal for refusal in refusals)
     refusals.clear()
@@ -269,7 +278,7 @@ async def test_files_are_read_whole_one_after_the_other(open_page: Opener, expec
     await page.set_input_files("#file", FIXTURES / "weather.wav")
     whole = " ".join([text] * 3)
     shown = "(text) => document.querySelector('#text').innerText.trim().split(/\\s+/).join(' ') === text"
-    await page.wait_for_function(shown, arg=whole)
+    await holds(page, shown, whole)
     await expect(page.locator("#status")).to_contain_text("s heard")
     await expect(page.locator("#microphone")).to_have_text("Start microphone")
 
@@ -337,7 +346,7 @@ async def test_a_microphone_that_is_gone_gives_way_to_another(open_page: Opener)
     await page.click("#microphone")
     await expect(page.locator("#status")).to_have_text("Listening.")
     await page.evaluate("unplug()")
-    await page.wait_for_function("given.length === 2")
+    await holds(page, "given.length === 2")
     await expect(page.locator("#text")).to_have_text(SOME_TEXT)
     await expect(page.locator("#microphone")).to_have_text("Stop microphone")
     await page.evaluate("none = true, unplug()")
