@@ -1,5 +1,6 @@
 """The ASGI application: puts engine, protocols and page together."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -76,8 +77,7 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
             files = Engine(readers.files, few, metrics.beside(FILES), background=True)
             engines.append(files)
         app.state.live, app.state.file_engine, app.state.settings = live, files, settings
-        for engine in engines:
-            engine.start()
+        await asyncio.gather(*(asyncio.to_thread(engine.start) for engine in engines))
         # Its clients act on whole transcripts, so it is worth more to them to be right than to be early.
         async with wyoming.listening(files, settings) as app.state.wyoming_port:
             yield

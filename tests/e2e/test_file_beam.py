@@ -17,7 +17,7 @@ from mocha_server.settings import FILE_BEAM, Settings
 
 @pytest.fixture(scope="module")
 def searching_server(bundled: Recognizer) -> Iterator[Server]:
-    running = Server(bundled, file_beam=4, wyoming_port=0)
+    running = Server(bundled, file_beam=4, live_beam=0, wyoming_port=0)
     yield running
     running.stop()
 

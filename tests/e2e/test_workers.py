@@ -20,17 +20,19 @@ from mocha_client.bench.processes import servers
 from mocha_client.client import StreamingClient
 from mocha_server.messages import End, Segment
 
+GREEDY = {"MOCHA_LIVE_BEAM": "0", "MOCHA_FILE_BEAM": "0"}  # which begin sooner
 ESTABLISHED = "01"  # in /proc/net/tcp
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
 
 
 @pytest.fixture
-def place() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """`serve --workers 2` and its port."""
+def place(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """`serve --workers 2`, for greedy live text alone where a test asks for `GREEDY` ones, and its port."""
+    settings = {"MOCHA_MAX_LAG_MS": "600000"} | getattr(request, "param", {})
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [str(Path(sys.executable).with_name("mocha-asr")), "serve", "--port", str(port), "--workers", "2"]
-    process = subprocess.Popen(command, env=os.environ | {"MOCHA_MAX_LAG_MS": "600000"})
+    process = subprocess.Popen(command, env=os.environ | settings)
     until(lambda: answers(port))
     yield process, port
     process.terminate()
@@ -93,6 +95,7 @@ async def test_workers_share_port_and_capacity_and_are_replaced(
     until(lambda: not servers(port))
 
 
+@pytest.mark.parametrize("place", [GREEDY], indirect=True, ids=["greedy"])
 async def test_a_connection_goes_to_the_worker_with_the_fewest(place: tuple[subprocess.Popen[bytes], int]):
     process, port = place
     url = f"ws://127.0.0.1:{port}/v1/stream"
@@ -135,6 +138,7 @@ def test_workers_of_which_none_can_begin_are_not_started_again_for_ever():
     assert done.returncode == 1 and "none has served yet" in done.stderr
 
 
+@pytest.mark.parametrize("place", [GREEDY], indirect=True, ids=["greedy"])
 def test_workers_end_with_the_process_that_started_them(place: tuple[subprocess.Popen[bytes], int]):
     process, port = place
     workers = set(servers(port)) - {process.pid}
