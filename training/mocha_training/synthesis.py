@@ -13,9 +13,9 @@ import math
 import os
 import re
 import tarfile
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -40,6 +40,7 @@ UTTERANCES_PER_SHARD = 1000
 AT_ONCE = 64  # sentences in work at a time
 FAILURES = 10  # in a row, before it is the machine's fault and not the sentence's
 SENTENCE_COST = 20  # in characters, beside those that it has: else short ones come first
+Recording = tuple[bytes, float]  # a file, and how many seconds it lasts
 RATES, PITCHES = (0.62, 1.12), (0.86, 1.28)  # factors drawn from these ranges: readers are slower, children higher
 SILENCE, MARGIN = 0.003, SAMPLE_RATE // 10  # amplitude; samples kept around the speech
 OPUS_FRAME = SAMPLE_RATE // 50
@@ -217,19 +218,23 @@ def synthesize(
         raise FileExistsError(f"{manifest} exists already")
     seconds, failed = 0.0, 0
     readings = plan(sentences, voices, seed, left_out)
-    with ThreadPoolExecutor(os.cpu_count()) as pool, _Shards(out, manifest) as shards:
+    pool, at_work = ThreadPoolExecutor(os.cpu_count()), deque[tuple[Reading, Future[Recording | SynthesisError]]]()
+    with _Shards(out, manifest) as shards, ExitStack() as end:
+        end.callback(pool.shutdown, cancel_futures=True)
         while seconds < 3600 * hours:
-            some = list(islice(readings, AT_ONCE))
-            for reading, spoken in zip(some, pool.map(_spoken, some), strict=True):
-                if isinstance(spoken, SynthesisError):
-                    failed += 1
-                    if failed == FAILURES:
-                        raise spoken
-                    continue
-                failed = 0
-                shards.add(reading, *spoken)
-                seconds += spoken[1]
-                progress(spoken[1])
+            for reading in islice(readings, AT_ONCE - len(at_work)):
+                at_work.append((reading, pool.submit(_spoken, reading)))
+            reading, reader = at_work.popleft()
+            spoken = reader.result()
+            if isinstance(spoken, SynthesisError):
+                failed += 1
+                if failed == FAILURES:
+                    raise spoken
+                continue
+            failed = 0
+            shards.add(reading, *spoken)
+            seconds += spoken[1]
+            progress(spoken[1])
     return shards.count
 
 
@@ -275,7 +280,7 @@ class _Shards:
         self.count += 1
 
 
-def _spoken(reading: Reading) -> tuple[bytes, float] | SynthesisError:
+def _spoken(reading: Reading) -> Recording | SynthesisError:
     """The recording and its duration in seconds."""
     try:
         audio = reading.speak()
