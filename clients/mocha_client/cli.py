@@ -1,6 +1,7 @@
 """The command `mocha-asr`: finds its sub-commands by entry points and imports only the one asked for; and `stream`."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -117,10 +118,11 @@ def stream(
         if microphone:
             view = MicrophoneView(console) if console.is_terminal and not as_json else _view(as_json)
             asyncio.run(_stream(microphone_pieces(chunk_ms), start, url, view, captions))
-        interrupted = asyncio.Event()
         for path in files or []:
+            interrupted = asyncio.Event()
             pieces = raw_pieces(path, chunk_ms, start) if encoding else decoded_pieces(path, chunk_ms)
-            paced = _paced(read_aside(pieces, interrupted), piece_bytes(start, 1000) if realtime else 0)
+            given = read_aside(pieces, interrupted)
+            paced = _paced(given, piece_bytes(start, 1000), interrupted) if realtime else given
             asyncio.run(_stream(paced, start, url, _view(as_json), captions))
             if interrupted.is_set():
                 raise typer.Exit(INTERRUPTED)
@@ -146,13 +148,13 @@ def _view(as_json: bool) -> View:
     return JsonView() if as_json else PlainView()
 
 
-async def _paced(pieces: AsyncIterator[bytes], bytes_per_s: int) -> AsyncIterator[bytes]:
-    """Pieces, each no earlier than its audio would have been spoken; as they come if `bytes_per_s` is 0."""
+async def _paced(pieces: AsyncIterator[bytes], bytes_per_s: int, interrupted: asyncio.Event) -> AsyncIterator[bytes]:
+    """Pieces, each no earlier than its audio would have been spoken; those left when `interrupted`, at once."""
     began, num_bytes = time.monotonic(), 0
     async for piece in pieces:
         num_bytes += len(piece)
-        if bytes_per_s:
-            await asyncio.sleep(max(0.0, began + num_bytes / bytes_per_s - time.monotonic()))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(interrupted.wait(), max(0.0, began + num_bytes / bytes_per_s - time.monotonic()))
         yield piece
 
 

@@ -106,11 +106,12 @@ async def read_aside(pieces: Iterator[bytes], interrupted: asyncio.Event | None 
 
     def read() -> None:
         try:
+            room.acquire()
             for piece in pieces:
-                room.acquire()
+                put(piece)
+                room.acquire()  # before more is read: what was read is never held back from a listener who ends
                 if gone.is_set():
                     return
-                put(piece)
         except Exception as error:  # whatever it is, the listener must not wait for ever
             put(error)
         else:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes.util
+import fcntl
 import io
 import itertools
 import json
@@ -14,9 +15,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,11 @@ class Process:
         self.process.stdin.write(data)
         self.process.stdin.flush()
 
+    def unread(self) -> int:
+        """Bytes that were fed and wait in the pipe."""
+        assert self.process.stdin is not None
+        return int.from_bytes(fcntl.ioctl(self.process.stdin, termios.FIONREAD, bytes(4)), sys.byteorder)
+
     def until_shown(self, some: int) -> None:
         """Wait until `some` characters were printed; fails if the command ends before."""
         assert self.process.stdout is not None
@@ -149,7 +156,8 @@ def test_an_interruption_ends_a_pipe_and_its_text_is_finished(
         command.feed(pcm)
         while not valid_captions(path) if path.exists() else True:
             time.sleep(0.05)
-        time.sleep(0.5)  # what was fed is read by then
+        while command.unread():
+            time.sleep(0.05)
         command.process.send_signal(signal.SIGINT)
         printed, errors = command.process.communicate(timeout=60)
     assert command.process.returncode == 130, errors
@@ -159,7 +167,7 @@ def test_an_interruption_ends_a_pipe_and_its_text_is_finished(
 
 def test_files_that_are_interrupted_are_not_gone_on_with(lively_server: Any, clip: NDArray[np.int16], tmp_path: Path):
     (tmp_path / "long.raw").write_bytes(np.tile(clip, 60).tobytes())
-    options = ["--url", lively_server.url, "--encoding", "pcm_s16le", "--realtime", "--chunk-ms", "5000"]
+    options = ["--url", lively_server.url, "--encoding", "pcm_s16le", "--realtime", "--chunk-ms", "2000"]
     with Process("stream", str(tmp_path / "long.raw"), CLIP.as_posix(), *options) as command:
         command.until_shown(3)
         command.process.send_signal(signal.SIGINT)
@@ -171,16 +179,29 @@ def test_files_that_are_interrupted_are_not_gone_on_with(lively_server: Any, cli
 async def test_pieces_are_paced_by_what_is_in_them(monkeypatch: pytest.MonkeyPatch):
     waited: list[float] = []
 
-    async def sleep(seconds: float) -> None:
+    async def wait_for(_interruption: Coroutine[Any, Any, bool], seconds: float) -> None:
+        _interruption.close()
         waited.append(seconds)
 
     async def pieces() -> AsyncIterator[bytes]:
         for size in (3200, 32_000, 100):
             yield bytes(size)
 
-    monkeypatch.setattr(cli.asyncio, "sleep", sleep)
-    assert [len(piece) async for piece in cli._paced(pieces(), 32_000)] == [3200, 32_000, 100]
+    monkeypatch.setattr(cli.asyncio, "wait_for", wait_for)
+    assert [len(piece) async for piece in cli._paced(pieces(), 32_000, asyncio.Event())] == [3200, 32_000, 100]
     assert waited == pytest.approx([0.1, 1.1, 1.103], abs=0.05)
+
+
+async def test_pieces_that_are_left_when_interrupted_wait_no_longer():
+    interrupted = asyncio.Event()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield bytes(1)
+        interrupted.set()
+        yield bytes(10_000)
+
+    async with asyncio.timeout(60):
+        assert [len(piece) async for piece in cli._paced(pieces(), 10, interrupted)] == [1, 10_000]
 
 
 def valid_captions(path: Path) -> str:
