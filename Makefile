@@ -16,9 +16,10 @@ setup: .venv/.ready
 serve: setup
 	$(BIN)/mocha-asr serve
 
-# A file's tests stay in one process: they share its servers.
+# A file's tests stay in one process: they share its servers. In their own order: else files of few tests come last,
+# and some of these take longest.
 test: setup
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(BIN)/ruff check .

@@ -73,6 +73,20 @@ def spread(corpus: Corpus, count: int) -> Corpus:
     return corpus.subset(list(range(0, step * count, step)))
 
 
+@torch.inference_mode()
+def read_together(recognizer: Recognizer, recordings: list[torch.Tensor]) -> list[str]:
+    """The text of each, in batches of like length: several times as fast as one by one."""
+    texts: dict[int, str] = {}
+    order = sorted(range(len(recordings)), key=lambda i: len(recordings[i]))
+    for rows in (order[start : start + 20] for start in range(0, len(order), 20)):
+        samples = torch.nn.utils.rnn.pad_sequence([recordings[i] for i in rows], batch_first=True)
+        lengths = torch.tensor([len(recordings[i]) for i in rows])
+        first, state = recognizer.step(samples, lengths, recognizer.init_state(len(rows)))
+        rest, _ = recognizer.flush(state, torch.ones(len(rows), dtype=torch.bool))
+        texts |= {i: text_of(a + b) for i, a, b in zip(rows, first, rest, strict=True)}
+    return [texts[i] for i in range(len(recordings))]
+
+
 async def test_every_way_in_gives_the_same_text_and_frames(server: Any, bundled: Recognizer, recordings: Corpus):
     results, _ = transcribe_corpus(bundled.model, bundled.tokenizer, recordings)
     evaluated = {r.key: r.hypothesis for r in results}
@@ -125,7 +139,7 @@ def test_speech_between_pauses_is_read_nearly_as_well_as_without(bundled: Recogn
     patient, pause = bundled.searching(64, patience_s=0.8), torch.zeros(5 * bundled.sample_rate)
     recordings = spread(dev, NUM_BETWEEN_PAUSES)
     speech = [torch.from_numpy(recordings.audio(index)) for index in range(len(recordings.utterances))]
-    alone = [text_of(patient.transcribe(samples)) for samples in speech]
-    between = [text_of(patient.transcribe(torch.cat([pause, samples, pause]))) for samples in speech]
+    alone = read_together(patient, speech)
+    between = read_together(patient, [torch.cat([pause, samples, pause]) for samples in speech])
     references = [u.text for u in recordings.utterances]
     assert jiwer.wer(references, between) <= jiwer.wer(references, alone) + 0.04

@@ -74,13 +74,16 @@ def test_no_hypothesis_holds_anything_back_for_longer(lively: Recognizer, kind: 
 
 def test_patience_is_given_in_seconds_and_counted_in_frames(bundled: Recognizer):
     """Of which those that the encoder looks ahead are a part."""
-    samples, frame_s = speech("weather", "suit"), bundled.frame_samples / bundled.sample_rate
+    samples, language = speech("weather", "suit"), bundled.language()
+    frame_s = bundled.frame_samples / bundled.sample_rate
     ahead = bundled.config.encoder.look_ahead_frames
-    patient = {frames: bundled.searching(4, patience_s=(ahead + frames) * frame_s) for frames in (2.01, 2.99, 12.01)}
+    patient = {
+        frames: bundled.searching(4, language, patience_s=(ahead + frames) * frame_s) for frames in (2.01, 2.99, 12.01)
+    }
     assert patient[2.01].patience_samples == (ahead + 2) * bundled.frame_samples
     found = {frames: recognizer.transcribe(samples) for frames, recognizer in patient.items()}
-    assert max(waits(bundled.searching(4, patience_s=0).transcribe(samples))) == 1
-    unhurried = bundled.searching(4).transcribe(samples)
+    assert max(waits(bundled.searching(4, language, patience_s=0).transcribe(samples))) == 1
+    unhurried = bundled.searching(4, language).transcribe(samples)
     assert max(waits(found[2.01])) == max(waits(found[2.99])) == 2
     assert 2 < max(waits(found[12.01])) <= 12 < max(waits(unhurried))
     assert text_of(found[2.01]) != text_of(unhurried)
@@ -146,9 +149,11 @@ def test_what_is_likely_enough_is_told_and_what_contradicts_it_dropped(bundled: 
 
 
 def test_less_caution_is_sooner(bundled: Recognizer):
-    samples, spent = speech("weather", "suit"), []
+    samples, language, spent = speech("weather", "suit"), bundled.language(), []
     for caution in (math.inf, 0.6, 0.3, 0.1):
-        found, fusion = joint_search(bundled.config, bundled.tokenizer, 12) or pytest.fail("no language model")
+        found, fusion = joint_search(bundled.config, bundled.tokenizer, 12, language) or pytest.fail(
+            "no language model"
+        )
         config = replace(found, patience=20, caution=caution)
         late = waits(Recognizer(bundled.model, bundled.tokenizer, None, config, fusion).transcribe(samples))
         assert max(late) <= 20
