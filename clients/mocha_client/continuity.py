@@ -93,7 +93,8 @@ class Continuity:
         if not words:
             return None
         number, self._num_segments = self._num_segments, self._num_segments + 1
-        return Segment(segment=number, text=text.strip(), start=words[0].start, end=words[-1].end, words=words)
+        times = {"start": words[0].start, "end": words[-1].end}
+        return Segment(segment=number, text=text.strip(), **times, words=words, cut=True)
 
     def resume(self) -> tuple[Reconnected, int]:
         """A session begins anew: from when on it listens, and the position in bytes to send from."""

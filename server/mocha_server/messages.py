@@ -120,6 +120,7 @@ class Segment(_Message):
     start: float
     end: float
     words: list[Word]
+    cut: bool = Field(False, description="what is said goes on: it has become too long, or its connection was lost")
 
 
 class End(_Message):

@@ -109,7 +109,7 @@ class Transcript:
             pending = []
             reading = self._settled if self._settled.text.strip() else self._live
             if reading.text.strip():
-                messages.append(self._close(reading))
+                messages.append(self._close(reading, cut=not emission.end_of_segment))
             self._live.clear()
             self._settled.clear()
         return messages + self._delta(pending)
@@ -132,7 +132,7 @@ class Transcript:
     def _time_s(self, emission: Emission) -> float:
         return min(self._offset_s + self._info.time_s(emission.frame), self._until_s)
 
-    def _close(self, reading: _Reading) -> Segment:
+    def _close(self, reading: _Reading, cut: bool) -> Segment:
         if self._live.text:
             self._needs_space = not self._live.text.endswith(" ")
         segment = Segment(
@@ -141,6 +141,7 @@ class Transcript:
             start=reading.words[0].start,
             end=reading.words[-1].end,
             words=reading.words,
+            cut=cut,
         )
         self.num_segments += 1
         return segment

@@ -22,9 +22,9 @@ def text(number: int, word: str, frame: int) -> Text:
     return Text(segment=number, delta=word, characters=characters)
 
 
-def segment(number: int, word: str, start: float, end: float) -> Segment:
+def segment(number: int, word: str, start: float, end: float, cut: bool = False) -> Segment:
     words = [Word(word=word, start=start, end=end, confidence=0.9)]
-    return Segment(segment=number, text=word, start=start, end=end, words=words)
+    return Segment(segment=number, text=word, start=start, end=end, words=words, cut=cut)
 
 
 def test_while_it_finalizes_a_segment_is_final_before_the_next_begins():
@@ -45,6 +45,22 @@ def test_while_it_finalizes_a_segment_is_final_before_the_next_begins():
     assert [r["timestamp"] for r in results if r["type"] == "SpeechStarted"] == [0.4, 2.0]
     # From the end of the result before to the end of the last word: 40 ms after a frame's beginning while it is open.
     assert [r["duration"] for r in results if r["type"] == "Results"] == [0.495, 0.5, 1.595, 1.4]
+
+
+def test_a_segment_that_is_cut_ends_no_speech():
+    info = ModelInfo("m", 16_000, 640, 400, 4)
+    options = live_options(QueryParams(OPTIONS + "&utterance_end_ms=1000"))
+    translator = DeepgramTranslator(options, info, SimpleNamespace(heard_s=3.0), "request")  # type: ignore[arg-type]
+    said = [text(0, "one", 10), segment(0, "one", 0.4, 0.5, cut=True), text(1, "two", 20), segment(1, "two", 0.8, 0.9)]
+    results = [json.loads(r) for message in said for r in translator.said(message)]
+    assert [(r["type"], r.get("is_final"), r.get("speech_final")) for r in results] == [
+        ("SpeechStarted", None, None),
+        ("Results", False, False),
+        ("Results", True, False),
+        ("Results", False, False),
+        ("Results", True, True),
+        ("UtteranceEnd", None, None),
+    ]
 
 
 def test_metadata_is_of_all_the_audio():

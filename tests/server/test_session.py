@@ -144,20 +144,20 @@ def test_nothing_is_said_after_the_end_of_the_audio():
 
 
 def test_a_segment_without_end_is_ended_with_a_word():
-    def said(info: ModelInfo) -> tuple[str, list[str]]:
+    def said(info: ModelInfo) -> tuple[str, list[Segment]]:
         transcript, long = Transcript(info), ("a longer word " * 100).strip()
         found = [m for e in [*spell(long), END] for m in transcript.push([e], 10**9)]
         deltas = "".join(m.delta for m in found if isinstance(m, Text))
         assert (
             deltas == long and [m.segment for m in found if isinstance(m, Segment)] == [0, 1][: 1 + (not info.settles)]
         )
-        return long, [m.text for m in found if isinstance(m, Segment)]
+        return long, [m for m in found if isinstance(m, Segment)]
 
     long, segments = said(INFO)
-    assert len(segments) == 2 and " ".join(segments) == long
-    assert LONGEST_SEGMENT <= len(segments[0]) + 1 < LONGEST_SEGMENT + len("longer ")
+    assert [s.cut for s in segments] == [True, False] and " ".join(s.text for s in segments) == long
+    assert LONGEST_SEGMENT <= len(segments[0].text) + 1 < LONGEST_SEGMENT + len("longer ")
     long, segments = said(replace(INFO, settles=True))  # all of it may have to be replaced
-    assert segments == [long]
+    assert [(s.text, s.cut) for s in segments] == [(long, False)]
 
 
 def test_a_segment_that_goes_on_from_one_that_was_cut_begins_after_it():

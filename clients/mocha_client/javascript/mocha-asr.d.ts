@@ -58,7 +58,7 @@ export interface TextEvent {
   characters: Character[];
 }
 
-/** A segment is closed. */
+/** A segment is closed; if it is cut, what is said goes on: it has become too long, or its connection was lost. */
 export interface SegmentEvent {
   type: "segment";
   segment: number;
@@ -66,6 +66,7 @@ export interface SegmentEvent {
   start: number;
   end: number;
   words: Word[];
+  cut: boolean;
 }
 
 /** The connection was lost and is back, listening from `time` on; `missing` seconds before it gave no text and are gone. */

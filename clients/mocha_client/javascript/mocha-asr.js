@@ -93,7 +93,8 @@ class Continuity {
     }));
     if (!words.length) return null;
     const text = words.map((word) => word.word).join(" ");
-    return { type: "segment", segment: this.#segments++, text, start: words[0].start, end: words.at(-1).end, words };
+    const times = { start: words[0].start, end: words.at(-1).end };
+    return { type: "segment", segment: this.#segments++, text, ...times, words, cut: true };
   }
 
   // A session begins anew: the event that says so, and the audio to send.

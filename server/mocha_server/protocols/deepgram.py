@@ -55,6 +55,7 @@ class DeepgramTranslator:
         self._phrases = options.phrases
         self._sha256, self._created = hashlib.sha256(), datetime.now(UTC)
         self._characters: list[Character] = []  # of the open segment
+        self._speaks = False  # since the last segment that was not cut
         self._until_s = 0.0  # end of the last final result
         self._held: Segment | None = None  # while finalizing: the last segment carries `from_finalize`
         self._finalizing = self._closing = False
@@ -86,7 +87,7 @@ class DeepgramTranslator:
             held, self._held = self._held, None  # more text follows: that was not the last segment
             return (*(self._final(held) if held else ()), *self._text(message))
         if isinstance(message, Segment):
-            self._characters = []
+            self._characters, self._speaks = [], message.cut
             if not self._finalizing:
                 return self._final(message)
             held, self._held = self._held, message
@@ -117,7 +118,7 @@ class DeepgramTranslator:
         return _json({"type": kind, "request_id": self._request_id, **fields})
 
     def _text(self, message: Text) -> tuple[str, ...]:
-        began = not self._characters
+        began, self._speaks = not self._speaks, True
         self._characters += message.characters
         out: tuple[str, ...] = ()
         if began and self._options.vad_events:
@@ -132,11 +133,11 @@ class DeepgramTranslator:
         return (*out, self._results(transcript, words, words[-1].end, is_final=False))
 
     def _final(self, segment: Segment, from_finalize: bool = False) -> tuple[str, ...]:
-        speech_final = self._options.endpointing or from_finalize
+        speech_final = (self._options.endpointing and not segment.cut) or from_finalize
         end = {"is_final": True, "speech_final": speech_final, "from_finalize": from_finalize}
         results = self._results(segment.text, segment.words, segment.end, **end)
         self._until_s = segment.end
-        if not self._options.utterance_end_ms:
+        if segment.cut or not self._options.utterance_end_ms:
             return (results,)
         return (results, _json({"type": "UtteranceEnd", "channel": [0, 1], "last_word_end": segment.end}))
 
