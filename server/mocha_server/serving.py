@@ -6,8 +6,10 @@ No routes, no model.
 import asyncio
 import logging
 import multiprocessing
+import os
 import socket
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -118,6 +120,12 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
         super().__init__(config)
         self._tell = started
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End, at once where it does not serve yet: engines take seconds to begin, and nobody has to be told."""
+        if not self.started:
+            os._exit(128 + sig)
+        super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server`."""

@@ -1,8 +1,11 @@
-"""WebSockets as the server has them: how far ahead of the application they read, and clients that do not read."""
+"""WebSockets as the server has them: how far ahead they read, clients that do not read. And how a server ends."""
 
 import asyncio
 import contextlib
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -176,3 +179,31 @@ async def test_text_that_is_no_utf_8_closes_the_connection_and_is_no_error_of_ou
             await client.recv()
         assert client.close_code == 1007
     assert not [r for r in caplog.records if r.name == "uvicorn.error" and r.levelname == "ERROR"]
+
+
+BEGINNING = """
+import asyncio, contextlib, threading
+from fastapi import FastAPI
+from mocha_server import serving
+
+@contextlib.asynccontextmanager
+async def lifespan(app):
+    print("begins", flush=True)
+    await asyncio.to_thread(threading.Event().wait)  # as for an engine
+    yield
+
+serving.run(FastAPI(lifespan=lifespan), serving.listen("127.0.0.1", 0), 1)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_that_does_not_serve_yet_ends_at_once(number: int):
+    with subprocess.Popen([sys.executable, "-c", BEGINNING], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as server:
+        assert server.stdout
+        assert server.stdout.readline() == b"begins\n"
+        server.send_signal(number)
+        try:
+            _, errors = server.communicate(timeout=60)
+        finally:
+            server.kill()
+    assert server.returncode == 128 + number and not errors

@@ -1,6 +1,7 @@
 """`POST /v1/audio/transcriptions` over a real socket, and the pages beside it."""
 
 import asyncio
+import gc
 import io
 import socket
 import wave
@@ -168,6 +169,7 @@ async def test_a_file_that_is_read_when_the_server_ends_is_told(
                 await asyncio.sleep(0.01)
         answer = await asking
     assert answer.status_code == (200 if path == "stream" else 503) and "the server stops" in answer.text
+    gc.collect()  # an open file would warn
 
 
 def test_what_a_form_holds_beside_its_file_is_limited(lively_server: Any):

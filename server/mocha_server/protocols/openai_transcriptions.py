@@ -4,7 +4,6 @@ import asyncio
 import math
 import zlib
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from mocha_server.audio import AudioError, decode_file
 from mocha_server.engine import Engine
 from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import ErrorCode, Phrases, Segment
-from mocha_server.protocols.upload import CODES, STOPS, Upload, limited, told_of_the_end
+from mocha_server.protocols.upload import CODES, STOPS, Upload, discard, limited, told_of_the_end
 from mocha_server.session import explain
 from mocha_server.stream import EngineError
 from mocha_server.subtitles import srt, vtt
@@ -162,7 +161,7 @@ async def _transcribed(request: Request) -> Response:
         return RequestError(503 if full else 500, error.code.value, str(error)).response()
     finally:
         if not streaming:
-            await form.close()
+            discard(form)
 
 
 @router.post("/v1/audio/translations", include_in_schema=False)
@@ -194,8 +193,7 @@ class EventStream(StreamingResponse):
             await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             self._upload.close()
-            with suppress(asyncio.CancelledError):  # once more: all is said
-                await self._form.close()
+            discard(self._form)
 
 
 async def _events(upload: Upload) -> AsyncIterator[bytes]:
