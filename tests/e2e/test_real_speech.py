@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from websockets.asyncio.client import connect
 
-from mocha_model.emissions import text_of
+from mocha_model.emissions import Emission, text_of
 from mocha_model.recognizer import Recognizer
 from mocha_training.data import Corpus, load_corpus
 from mocha_training.evaluate import transcribe_corpus
@@ -74,17 +74,17 @@ def spread(corpus: Corpus, count: int) -> Corpus:
 
 
 @torch.inference_mode()
-def read_together(recognizer: Recognizer, recordings: list[torch.Tensor]) -> list[str]:
-    """The text of each, in batches of like length: several times as fast as one by one."""
-    texts: dict[int, str] = {}
+def read_together(recognizer: Recognizer, recordings: list[torch.Tensor]) -> list[list[Emission]]:
+    """What each gives, in batches of like length: several times as fast as one by one."""
+    found: dict[int, list[Emission]] = {}
     order = sorted(range(len(recordings)), key=lambda i: len(recordings[i]))
     for rows in (order[start : start + 20] for start in range(0, len(order), 20)):
         samples = torch.nn.utils.rnn.pad_sequence([recordings[i] for i in rows], batch_first=True)
         lengths = torch.tensor([len(recordings[i]) for i in rows])
         first, state = recognizer.step(samples, lengths, recognizer.init_state(len(rows)))
         rest, _ = recognizer.flush(state, torch.ones(len(rows), dtype=torch.bool))
-        texts |= {i: text_of(a + b) for i, a, b in zip(rows, first, rest, strict=True)}
-    return [texts[i] for i in range(len(recordings))]
+        found |= {i: a + b for i, a, b in zip(rows, first, rest, strict=True)}
+    return [found[i] for i in range(len(recordings))]
 
 
 async def test_every_way_in_gives_the_same_text_and_frames(server: Any, bundled: Recognizer, recordings: Corpus):
@@ -114,10 +114,9 @@ async def test_every_way_in_gives_the_same_text_and_frames(server: Any, bundled:
 def test_patience_bounds_every_wait_in_any_chunking_and_makes_fewer_errors(bundled: Recognizer, recordings: Corpus):
     patient, rng = bundled.searching(8, patience_s=0.8), random.Random(2)
     longest = int(0.8 * patient.sample_rate) // patient.frame_samples
-    texts: dict[str, list[str]] = {"greedy": [], "patient": []}
-    for index in range(len(recordings.utterances)):
-        samples = torch.from_numpy(recordings.audio(index))
-        whole = patient.transcribe(samples)
+    speech = [torch.from_numpy(recordings.audio(index)) for index in range(len(recordings.utterances))]
+    read = {"greedy": read_together(bundled, speech), "patient": read_together(patient, speech)}
+    for samples, whole in zip(speech, read["patient"], strict=True):
         found, state, start = [], patient.init_state(1), 0
         while start < len(samples):
             piece = samples[None, start : start + rng.randint(1, 20_000)]
@@ -128,10 +127,8 @@ def test_patience_bounds_every_wait_in_any_chunking_and_makes_fewer_errors(bundl
         cut, uncut = ([(e.text, e.frame, e.certain) for e in emissions] for emissions in (found + rest[0], whole))
         assert cut == uncut
         assert all(e.certain - e.frame <= longest for e in whole if e.certain is not None and not e.end_of_segment)
-        texts["patient"].append(text_of(whole))
-        texts["greedy"].append(text_of(bundled.transcribe(samples)))
     references = [u.text for u in recordings.utterances]
-    errors = {name: jiwer.wer(references, found) for name, found in texts.items()}
+    errors = {name: jiwer.wer(references, list(map(text_of, rows))) for name, rows in read.items()}
     assert errors["patient"] < errors["greedy"]
 
 
@@ -142,4 +139,5 @@ def test_speech_between_pauses_is_read_nearly_as_well_as_without(bundled: Recogn
     alone = read_together(patient, speech)
     between = read_together(patient, [torch.cat([pause, samples, pause]) for samples in speech])
     references = [u.text for u in recordings.utterances]
-    assert jiwer.wer(references, between) <= jiwer.wer(references, alone) + 0.04
+    errors = [jiwer.wer(references, list(map(text_of, rows))) for rows in (alone, between)]
+    assert errors[1] <= errors[0] + 0.04

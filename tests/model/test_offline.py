@@ -53,7 +53,7 @@ def test_any_memory():
     assert spec is not None and spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
-    trained = {name: example.train(name, steps=500) for name in ("softmax", "monotonic", "mocha")}
+    trained = {name: example.train(name, steps=200) for name in ("softmax", "monotonic", "mocha")}
     assert example.accuracy(*trained["softmax"], online=False) > 0.95
     assert example.accuracy(*trained["mocha"], online=True) > 0.95
     assert example.accuracy(*trained["monotonic"], online=True) < 0.8  # it cannot look back

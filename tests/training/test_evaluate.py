@@ -1,19 +1,30 @@
 """Evaluation: what is timed, options, and the search that they ask for."""
 
+import json
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import typer
 from numpy.typing import NDArray
+from typer.testing import CliRunner
 
-from mocha_model.checkpoint import load_checkpoint
-from mocha_model.config import SearchConfig
+from mocha_model.checkpoint import BUNDLED, load_checkpoint
+from mocha_model.config import SearchConfig, tiny
 from mocha_model.language import WordLanguageModel
+from mocha_model.model import SpeechModel
 from mocha_model.recognizer import Recognizer, language_for
-from mocha_training import evaluate, searches
+from mocha_model.tokenizer import Tokenizer
+from mocha_training import cli, evaluate, searches
+from mocha_training.augment import Augmenter
 from mocha_training.data import Corpus, Utterance
+from mocha_training.evaluate import Result, evaluate_corpus, summarize, symbol_latencies
 from mocha_training.language import count_words
+from mocha_training.recipes import plain
+from mocha_training.trainer import Trainer
 from tests.training.made_up import said
 
 
@@ -56,3 +67,82 @@ def test_a_language_model_weighs_less_in_beam_search():
     known = language_for(bundled.tokenizer)
     asked = searches.asked_for(0, 8, False, {}, known, bundled.config)
     assert asked is not None and asked.fusion.parts[0][0] == bundled.config.search.language_weight > 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_a_run_on_a_gpu_evaluates(corpus: Corpus, tmp_path: Path):
+    config = plain().model_copy(update={"batch_seconds": 8.0, "steps": 2, "evaluate_every": 1, "attention": "path"})
+    tokenizer, augmenter = Tokenizer.from_texts(u.text for u in corpus.utterances), Augmenter(config.augment, corpus)
+    model, dev = SpeechModel(tiny(tokenizer.vocab_size)), corpus.subset([0, 1])
+    Trainer(config, model, tokenizer, augmenter, dev, tmp_path, "cuda").run()
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert sum("dev_wer" in row for row in rows) == 2
+
+
+def test_evaluation_reports_everything(lively: Recognizer, corpus: Corpus):
+    report, results = evaluate_corpus(lively.model, lively.tokenizer, corpus)
+    assert {"wer", "cer", "ctc_wer", "utterances", "rtf", "emission_latency_ms", "by_corpus"} <= set(report)
+    assert set(report["by_corpus"]) == {"weather", "suit"} and report["utterances"] == 6
+    assert set(report["emission_latency_ms"]) == {"p50", "p90", "p99"}
+    assert len(results) == 6 and report["wer"] > 0
+
+
+def test_settled_text_is_scored_and_live_text_timed(manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MOCHA_CACHE", str(tmp_path))
+    app = typer.Typer()
+    app.command()(cli.evaluate)
+    reports, texts = [], []
+    for number, options in enumerate(([], ["--joint", "2"], ["--joint", "2", "--settle"])):
+        rows = tmp_path / f"{number}.jsonl"
+        command = ["--manifest", str(manifest), "--json", "--hypotheses", str(rows), *options]
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+        reports.append(json.loads(done.stdout))
+        texts.append([json.loads(line)["hypothesis"] for line in rows.read_text().splitlines()])
+    assert texts[2] == texts[1] != texts[0]
+    assert reports[2]["emission_latency_ms"] == reports[0]["emission_latency_ms"] != reports[1]["emission_latency_ms"]
+    assert CliRunner().invoke(app, ["--manifest", str(manifest), "--settle"]).exit_code != 0
+
+
+def test_error_rates_without_references_are_unknown_not_zero():
+    summary = summarize([Result("k", "c", "", "heard", "heard", ())])
+    assert [summary[name] for name in ("wer", "cer", "ctc_wer", "ctc_cer")] == [None] * 4
+
+
+def test_latency_counts_only_matching_symbols():
+    from mocha_model.emissions import Emission
+
+    emissions = [Emission(c, f, 0.9, 0.9, False, ()) for c, f in (("a", 5), ("x", 6), ("c", 12))]
+    assert symbol_latencies(emissions, ["a", "b", "c"], [3, 5, 9], 40.0) == (80.0, 120.0)
+    assert symbol_latencies(emissions, ["a", "b", "c"], [3, 5, 9], 40.0, ahead=6) == (320.0, 360.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("evaluate", "--patience", 3), "--patience: not an option of greedy search"),
+        (("evaluate", "--joint", 4, "--selection-weight", 1), "--selection-weight: not an option of joint search"),
+        (("evaluate", "--beam", 4, "--joint", 4), "exclude each other"),
+        (("evaluate", "--joint", 4, "--decoding", "soft"), "--decoding: not an option of joint search"),
+        (("evaluate", "--joint", 4, "--lm-weight", 0.5), "--lm-weight: not an option of joint search"),
+        (("evaluate", "--beam", 4, "--prior-weight", 0.5), "--prior-weight: not an option of beam search"),
+        (("evaluate", "--settle"), "--settle needs --joint"),
+        (("train", "--recipe", "nosuch"), "no recipe 'nosuch'; there are"),
+        (("train", "--recipe", "plain", "--steps", 0), "greater than 0"),
+        (("train", "--recipe", "plain", "--device", "tpu"), "--device tpu: there is cpu"),
+        (("train", "--recipe", "plain", "--init", "any", "--chunk-width", 2), "--init brings an attention"),
+        (("train", "--recipe", "plain", "--init", BUNDLED, "--preset", "tiny"), "can only be grown"),
+        (
+            ("train", "--recipe", "spliced", "--preset", "tiny"),
+            "a model that reads finds pauses: it is given with --init",
+        ),
+        (
+            ("train", "--recipe", "discriminative", "--preset", "tiny"),
+            "is that of a model that reads: it is given with --init",
+        ),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(options: tuple[str, ...], message: str, manifest: Path):
+    places = ("--manifest", manifest) if options[0] == "evaluate" else ("--data", manifest.parent, "--out", "never")
+    status, output = said(*options, *places)
+    assert status == 1 and message in output
