@@ -6,6 +6,7 @@ Lives in the event loop that opened it; what the engine's thread does with it is
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from mocha_server.engine import Engine
 
 MAX_UNREAD = 2_000  # event groups a client may leave unread before it counts as too slow
+PHRASE_READERS = ThreadPoolExecutor(2)  # of their own: hundreds of phrases take seconds, and uploads decode meanwhile
 
 
 class EngineError(RuntimeError):
@@ -64,8 +66,9 @@ class Stream:
 
     async def favour(self, phrases: Sequence[str]) -> None:
         """Favour these phrases, and no others, from the next beginning: the first audio, or what follows a flush."""
-        if (book := self.engine.phrases) is not None:  # hundreds of phrases take a while
-            self.engine.favour(self, await asyncio.to_thread(book.trie, phrases))
+        if (book := self.engine.phrases) is not None:
+            trie = await asyncio.get_running_loop().run_in_executor(PHRASE_READERS, book.trie, phrases)
+            self.engine.favour(self, trie)
 
     def finish(self) -> None:
         """No more audio: flush, then the iteration ends."""
