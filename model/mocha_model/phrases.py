@@ -49,6 +49,14 @@ class Trie:
     labels: Tensor
 
 
+@dataclass(frozen=True)
+class Favoured:
+    """Phrases of a row, normalised, and their trie."""
+
+    phrases: frozenset[str]
+    trie: Trie
+
+
 class Wording:
     """What a search that asks how words sound makes of the words of phrases."""
 
@@ -102,15 +110,17 @@ class PhraseBook:
     row follows is the longest beginning of a phrase that its text ends with (Aho & Corasick 1975). Every symbol of it
     is worth the bonus, kept when a phrase is complete and else paid back. Of phrases that overlap, the one that is
     complete first is said; one that contains it adds the rest. The end of a segment completes a phrase as a space does.
-    What its words cost in a search comes back in the same way. All tries lie in one table; node 0 belongs to rows
-    without phrases and is worth nothing.
+    What its words cost in a search comes back in the same way. All tries lie in one table, the same phrases of several
+    rows once; node 0 belongs to rows without phrases and is worth nothing.
     """
 
     def __init__(self, tokenizer: Tokenizer, bonus: float = PHRASE_BONUS, wording: Wording | None = None) -> None:
         """`bonus` is per character of a phrase, beside the price that its words have in a search, of its `wording`."""
         self._tokenizer, self._bonus, self._wording = tokenizer, bonus, wording
         self._vacant: list[tuple[int, int]] = []  # (first node, how many) that are free, sorted
-        self._sizes: dict[int, int] = {}  # nodes of the trie at a root
+        self._sizes: dict[int, int] = {}  # nodes of the trie that begins at a node
+        self._users: dict[int, int] = {}  # how often `insert` gave a root that was not removed
+        self._roots: dict[frozenset[str], int] = {}
         self._table = _table(1, tokenizer.vocab_size, wording)
 
     def __len__(self) -> int:
@@ -118,18 +128,27 @@ class PhraseBook:
         return len(self._sizes)
 
     def add(self, phrases: Sequence[str]) -> int:
-        """The root of a new trie, for `PhraseState.root`; 0 if there are no phrases. Words are normalised."""
+        """The root of their trie, for `PhraseState.root`; 0 if there are no phrases. Words are normalised."""
         return self.insert(self.trie(phrases))
 
-    def trie(self, phrases: Sequence[str]) -> Trie | None:
+    def trie(self, phrases: Sequence[str]) -> Favoured | None:
         """What `insert` takes. Nearly all the work, and may be done in any thread: it leaves the table alone."""
         cleaned = [text for text in (normalize_text(p, self._tokenizer.units) for p in phrases) if text]
-        return _trie(cleaned, self._tokenizer, self._bonus, self._wording) if cleaned else None
+        if not cleaned:
+            return None
+        return Favoured(frozenset(cleaned), _trie(cleaned, self._tokenizer, self._bonus, self._wording))
 
-    def insert(self, trie: Trie | None) -> int:
+    def insert(self, favoured: Favoured | None) -> int:
         """See `add`."""
-        if trie is None:
+        if favoured is None:
             return 0
+        if favoured.phrases not in self._roots:
+            self._roots[favoured.phrases] = self._put(favoured.trie)
+        root = self._roots[favoured.phrases]
+        self._users[root] = self._users.get(root, 0) + 1
+        return root
+
+    def _put(self, trie: Trie) -> int:
         first, count = self._place(len(trie.worth)), len(trie.worth)
         placed = replace(trie, next_node=trie.next_node + first)
         scatter_rows(self._table, torch.arange(first, first + count), placed)
@@ -137,8 +156,12 @@ class PhraseBook:
         return first + 1  # where a word may begin
 
     def remove(self, root: int) -> None:
-        """Forget the phrases at `root`, which no row may use any longer; 0 does nothing."""
-        if root:
+        """Take back what `insert` gave once, which that row may not use any longer; 0 does nothing."""
+        if root and self._users[root] > 1:
+            self._users[root] -= 1
+        elif root:
+            del self._users[root]
+            self._roots = {phrases: at for phrases, at in self._roots.items() if at != root}
             self._vacate(root - 1, self._sizes.pop(root - 1))
             if not self._sizes:
                 self._vacant, self._table = [], _table(1, self._tokenizer.vocab_size, self._wording)

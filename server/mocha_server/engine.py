@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mocha_model.phrases import PhraseBook, Trie
+from mocha_model.phrases import Favoured, PhraseBook
 from mocha_model.recognizer import Recognizer
 from mocha_model.streaming import first_rows, gather_rows, scatter_rows
 from mocha_server.audio import Samples
@@ -166,12 +166,12 @@ class Engine:
         """Where the phrases of all streams are, if they may have any."""
         return self._recognizer.phrases
 
-    def favour(self, stream: Stream, trie: Trie | None) -> None:
+    def favour(self, stream: Stream, favoured: Favoured | None) -> None:
         """See `Stream.favour`."""
         with self._lock:
             if self.phrases is not None and not stream.closed:
                 stream.old_phrases.append(stream.phrases)
-                stream.phrases = self.phrases.insert(trie)
+                stream.phrases = self.phrases.insert(favoured)
 
     def release(self, stream: Stream) -> None:
         """See `Stream.close`; twice is the same as once."""
@@ -243,14 +243,18 @@ class Engine:
                 if not self._ready:
                     self.lag_s, self._idle = 0.0, True
                     self._lock.wait()
-                elif len(self._ready) < min(ENOUGH_ROWS, len(self._streams)):
+                elif len(self._ready) < min(ENOUGH_ROWS, len(self._streams)) and not self._has_backlog():
                     self._lock.wait(TICK_S)
-                works = self._scheduler.choose(self._ready.values())
+                works = self._scheduler.choose(self._ready.values(), time.monotonic())
                 if works and not self._stopping:
                     batch = [(self._streams[work.key], work) for work in works]
                     self._measure_lag([stream for stream, _ in batch])
                     return [(stream, work, self._take(stream, work)) for stream, work in batch]
             return None
+
+    def _has_backlog(self) -> bool:
+        """Whether a step is due that others could only make later; the lock is held."""
+        return any(place.buffered >= self._scheduler.largest for place in self._ready.values())
 
     def _forget_phrases(self) -> None:
         """Between two steps, when no row uses them; the lock is held."""

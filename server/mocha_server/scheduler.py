@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 SIZES = (1, 2, 4, *range(8, 32, 4), *range(32, 64, 8), *range(64, 128, 16), *range(128, 256, 32))  # rows of a step
 CUT_ROWS = 64  # with so many, the newest rows wait for the next step rather than fewer rows being padded to a size
+AHEAD_S = 1.0  # of real time; a live stream that is further ahead waits as a file does
 MAX_ENDING = 64  # rows at their end in one step, each of which gets a tail of silence besides
 
 
@@ -50,7 +51,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Scheduler:
-    """Earliest deadline first, live before files.
+    """Earliest deadline first, live before files and before live streams that are far ahead of real time.
 
     Attributes:
         block: samples that make a stream ready.
@@ -58,7 +59,7 @@ class Scheduler:
         max_rows: most streams in one step; half as many for each doubling beyond two blocks, to bound its memory.
         head_start: samples by which the first block of a stream is shorter: it gives as many frames as the others,
             since a frame's window reaches beyond the frame by less than a frame.
-        max_files_beside_live: most file streams in a step that also has live ones.
+        max_files_beside_live: most streams in a step, beside live ones, that are files or far ahead of real time.
 
     """
 
@@ -86,22 +87,21 @@ class Scheduler:
         """Whether there is something to do for a stream."""
         return c.ending or self._whole(c) > 0
 
-    def choose(self, candidates: Iterable[Candidate]) -> list[Work]:
-        """The next batch, possibly empty."""
-        ready = [c for c in candidates if self.is_ready(c)]
-        live = sorted((c for c in ready if c.live), key=lambda c: c.due)
-        files = sorted((c for c in ready if not c.live), key=lambda c: c.due)
+    def choose(self, candidates: Iterable[Candidate], now: float) -> list[Work]:
+        """The next batch, possibly empty; `now` is the time by the clock of their `due`."""
+        ready = sorted((c for c in candidates if self.is_ready(c)), key=lambda c: c.due)
         if not ready:
             return []
-        first = (live or files)[0]
-        if live:
-            files = files[: self.max_files_beside_live]
+        live = [c for c in ready if c.live and c.due <= now + AHEAD_S]
+        others = [c for c in ready if not (c.live and c.due <= now + AHEAD_S)]
+        first = (live or others)[0]
+        kind = self._kind(first)
+        batch = [c for c in live if self._kind(c) == kind]
+        batch += [c for c in others if self._kind(c) == kind][: self.max_files_beside_live if live else None]
         if self._at_end(first):
-            batch = [c for c in (live + files) if self._at_end(c)]
             return [Work(c.key, c.buffered, True, c.fresh) for c in batch[: self._rows(0, len(batch))]]
-        alike = [(c, self._whole(c)) for c in (live + files) if c.fresh == first.fresh]
-        take = self._take([whole for _, whole in alike])
-        batch = [c for c, whole in alike if whole >= take]
+        take = self._take([self._whole(c) for c in batch])
+        batch = [c for c in batch if self._whole(c) >= take]
         return [Work(c.key, take - self._shorter(c), False, c.fresh) for c in batch[: self._rows(take, len(batch))]]
 
     def _take(self, wholes: list[int]) -> int:
@@ -114,6 +114,11 @@ class Scheduler:
         sizes = self.sizes(whole)
         fit = max(size for size in sizes if size <= count)
         return fit if count >= CUT_ROWS or fit == sizes[-1] else count
+
+    def _kind(self, c: Candidate) -> tuple[bool, bool]:
+        """Rows of one step are of one kind: at their end, or else fresh or not."""
+        at_end = self._at_end(c)
+        return at_end, c.fresh and not at_end
 
     def _shorter(self, c: Candidate) -> int:
         return self.head_start if c.fresh else 0

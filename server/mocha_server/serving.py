@@ -7,6 +7,7 @@ import asyncio
 import logging
 import multiprocessing
 import os
+import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -124,7 +125,9 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End, at once where it does not serve yet: engines take seconds to begin, and nobody has to be told."""
         if not self.started:
-            os._exit(128 + sig)
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)
+            os._exit(128 + sig)  # the first process of a container, which such signals do not end
         super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

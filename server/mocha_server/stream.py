@@ -67,8 +67,8 @@ class Stream:
     async def favour(self, phrases: Sequence[str]) -> None:
         """Favour these phrases, and no others, from the next beginning: the first audio, or what follows a flush."""
         if (book := self.engine.phrases) is not None:
-            trie = await asyncio.get_running_loop().run_in_executor(PHRASE_READERS, book.trie, phrases)
-            self.engine.favour(self, trie)
+            favoured = await asyncio.get_running_loop().run_in_executor(PHRASE_READERS, book.trie, phrases)
+            self.engine.favour(self, favoured)
 
     def finish(self) -> None:
         """No more audio: flush, then the iteration ends."""

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 PAUSE_S = 1.0  # before a dead worker is replaced, so that one that cannot live does not busy the machine
 POLL_S = 0.5  # how often dead workers are looked for
 SIGN = b"+"
+ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Connection(socket.socket):
@@ -89,7 +90,7 @@ class Workers:
         """Until SIGINT or SIGTERM; raises SystemExit where as many as there are die before any was ready."""
         gc.collect()
         gc.freeze()  # so that the children's collections do not copy what they share
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ENDING:
             signal.signal(number, self._stop)
         for place in range(self._count):
             self._start(place)
@@ -108,16 +109,19 @@ class Workers:
     def _start(self, place: int) -> None:
         ours, theirs = socket.socketpair()
         self._closed[place] = 0
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # or the child could take its first one for its parent's
         pid = os.fork()
         if pid:
             theirs.close()
             ours.setblocking(False)
             self._workers.append(Worker(place, pid, ours))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
             return
         status = 1
         try:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in ENDING:
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
             for unused in (self._listener, ours, *(other.pipe for other in self._workers)):
                 unused.close()
             handed = Handed(fileno=theirs.detach())

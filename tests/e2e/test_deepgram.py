@@ -152,6 +152,17 @@ def test_finalize_flushes_and_the_stream_goes_on(
     assert rest[-1].duration == pytest.approx(2 * speech.seconds, abs=1e-2)
 
 
+async def test_an_empty_message_ends_the_stream(lively_server: Any, speech: Any, heard: Callable[..., Any]):
+    url = f"ws://127.0.0.1:{lively_server.port}/v1/listen?encoding=linear16&sample_rate=16000"
+    async with connect(url) as socket:
+        for piece in [*speech.pieces(), b""]:
+            await socket.send(piece)
+        said = [json.loads(message) async for message in socket]
+    finals = [m["channel"]["alternatives"][0]["transcript"] for m in said if m["type"] == "Results"]
+    assert " ".join(filter(None, finals)) == heard(lively_server, speech.pcm).text
+    assert said[-1]["type"] == "Metadata" and socket.close_code == 1000
+
+
 def test_finalize_with_nothing_said(server: Any):
     with sdk(server).listen.v1.connect(**RAW) as connection:
         connection.send_finalize()
@@ -237,6 +248,7 @@ def test_encodings_and_channels(lively_server: Any, speech: Any, heard: Callable
         {"channels": 9},
         {"interim_results": "perhaps"},
         {"multichannel": True},
+        {"diarize_model": "latest"},
         {"encoding": None},
     ],
 )
@@ -311,12 +323,17 @@ def test_files(any_server: Any, speech: Any, heard: Callable[..., Any], raw: boo
     else:
         with exchange("deepgram-python-file", any_server):
             response = media.transcribe_file(request=speech.wav, model="nova-3", utterances=True)
+        paragraphs = media.transcribe_file(request=speech.wav, smart_format=True, paragraphs=True)
     best = response.results.channels[0].alternatives[0]
     assert best.transcript == expected.text
     assert [(w.word, w.start, w.end) for w in best.words] == [(w["word"], w["start"], w["end"]) for w in expected.words]
     assert response.metadata.duration == pytest.approx(speech.seconds, abs=0.05)
     if not raw:
         assert [u.transcript for u in response.results.utterances] == [s["text"] for s in expected.segments]
+        (best,) = paragraphs.results.channels[0].alternatives
+        said = [(p.sentences[0].text, p.start, p.end, p.num_words) for p in best.paragraphs.paragraphs]
+        assert said == [(s["text"], s["start"], s["end"], len(s["words"])) for s in expected.segments]
+        assert best.paragraphs.transcript.split() == expected.text.split()
 
 
 def test_files_of_other_formats(lively_server: Any):
@@ -334,9 +351,11 @@ async def test_bad_files(lively_server: Any):
     with pytest.raises(ApiError) as refused:
         media.transcribe_url(url="https://example.com/a.wav")
     assert refused.value.status_code == 400 and "URL" in refused.value.body["err_msg"]
-    with pytest.raises(ApiError) as refused:
-        media.transcribe_file(request=b"", encoding="speex")
-    assert refused.value.body["err_code"] == "INVALID_QUERY_PARAMETER"
+    unusable: list[dict[str, Any]] = [{"encoding": "speex"}, {"summarize": "v2"}]
+    for options in unusable:
+        with pytest.raises(ApiError) as refused:
+            media.transcribe_file(request=b"", **options)
+        assert refused.value.body["err_code"] == "INVALID_QUERY_PARAMETER"
     nan = np.array([0.5, np.nan], "<f4").tobytes()
     response = await asyncio.to_thread(
         httpx.post, f"{lively_server.http}/v1/listen?encoding=linear32&sample_rate=16000", content=nan

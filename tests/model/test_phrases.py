@@ -124,8 +124,11 @@ def test_each_row_has_its_own_phrases():
             del lists[gone]
         phrases = ["".join(rng.choices("abcd", k=rng.randint(1, 6))) for _ in range(rng.randint(1, 5))]
         root = book.add(phrases)
-        assert root not in lists
-        lists[root] = phrases
+        if root in lists:
+            assert set(lists[root]) == set(phrases)
+            book.remove(root)
+        else:
+            lists[root] = phrases
     for root, phrases in lists.items():  # each is worth what it would be alone
         alone = PhraseBook(tokenizer)
         for _ in range(5):
@@ -136,6 +139,19 @@ def test_each_row_has_its_own_phrases():
     for root in lists:
         book.remove(root)
     assert len(book) == 0
+
+
+def test_the_same_phrases_of_several_rows_are_kept_once():
+    tokenizer = Tokenizer.from_texts(["abcdefghijklmnopqrstuvwxyz "])
+    book, tokens = PhraseBook(tokenizer), tokenizer.encode("bad ")
+    root = book.add(["Bad", "a cab"])
+    worth, other = worth_of(book, root, tokens), book.add(["bad"])
+    assert book.add(["a cab", "bad", "bad"]) == root != other and len(book) == 2
+    book.remove(root)
+    assert worth_of(book, root, tokens) == worth > 0 and len(book) == 2
+    book.remove(root)
+    assert len(book) == 1 and book.add(["a cab", "bad"]) != other
+    assert worth_of(book, other, tokens) > 0
 
 
 def test_lists_that_come_and_go_leave_their_room_to_others():

@@ -206,4 +206,4 @@ def test_a_server_that_does_not_serve_yet_ends_at_once(number: int):
             _, errors = server.communicate(timeout=60)
         finally:
             server.kill()
-    assert server.returncode == 128 + number and not errors
+    assert server.returncode == -number and not errors

@@ -16,6 +16,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from mocha_model.recognizer import Recognizer
+from mocha_server.session import Session
 
 Frames = list[tuple[str, int]]
 
@@ -265,3 +266,10 @@ async def test_minutes_of_silence_and_noise(lively_server: Any):
     for data in (bytes(2 * 16_000 * 60), noise):
         said = await exchange(lively_server.url, [*cut(data, constant(64_000)), FINISH])
         assert said[-1] == {"type": "end", "segments": said[-1]["segments"], "duration": 60.0}
+
+
+async def test_what_fails_when_messages_are_written_is_told(lively_server: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Session, "emitted", lambda *_: 1 / 0)
+    *_, last = await exchange(lively_server.url, [bytes(64_000), '{"type":"finish"}'])
+    assert last["type"] == "error" and last["code"] == "internal"
+    assert await lively_server.streams_left() == 0

@@ -69,6 +69,9 @@ class DeepgramTranslator:
     def received(self, message: str | bytes) -> Request[str]:
         """See `Translator`."""
         if isinstance(message, bytes):
+            if not message:  # what said so before there was `CloseStream`
+                self._closing = True
+                return REQUESTS["CloseStream"]
             self._sha256.update(message)
             return Request(audio=message)
         try:

@@ -4,11 +4,13 @@ import asyncio
 import hashlib
 import tempfile
 import uuid
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import IO, Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 
 from mocha_server.audio import AudioError, decode_file
@@ -16,7 +18,7 @@ from mocha_server.engine import Engine
 from mocha_server.messages import ErrorCode, Segment
 from mocha_server.protocols.deepgram_options import OptionError, RawOptions, favoured, raw_options
 from mocha_server.protocols.deepgram_wire import alternative, metadata, model_info, refusal
-from mocha_server.protocols.upload import CODES, Upload, decode_raw, limited, told_of_the_end
+from mocha_server.protocols.upload import CODES, Upload, decode_raw, discard, limited, told_of_the_end
 from mocha_server.stream import EngineError
 
 router = APIRouter()
@@ -29,7 +31,9 @@ async def listen_file(request: Request) -> Response:
     """Transcribe the audio file that is the body; query parameters as in Deepgram's API."""
     engine: Engine = request.app.state.file_engine
     request_id = str(uuid.uuid4())
-    with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES) as file:
+    with ExitStack() as end:
+        file = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES)  # noqa: SIM115
+        end.callback(discard, file)
         try:
             options, phrases = raw_options(request.query_params), favoured(request.query_params)
             if request.headers.get("content-type", "").startswith("application/json"):
@@ -48,11 +52,10 @@ async def listen_file(request: Request) -> Response:
         except EngineError as error:
             full = error.code is ErrorCode.SERVER_FULL
             return refusal(503 if full else 500, error.code.value, str(error), request_id)
-    utterances = request.query_params.get("utterances", "false").lower() == "true"
     name = engine.info.name
     about = metadata(request_id, sha256, datetime.now(UTC), upload.seconds, channels=1)
     about |= {"models": [name], "model_info": {name: model_info(name)}}
-    return Response(orjson.dumps({"metadata": about, "results": _results(segments, utterances)}), 200, JSON)
+    return Response(orjson.dumps({"metadata": about, "results": _results(segments, request.query_params)}), 200, JSON)
 
 
 async def _spool(request: Request, file: IO[bytes]) -> str:
@@ -70,13 +73,28 @@ def _upload(engine: Engine, file: IO[bytes], options: RawOptions | None, phrases
     return Upload(engine, decode_raw(file, options.start(), rate) if options else decode_file(file, rate), phrases)
 
 
-def _results(segments: list[Segment], utterances: bool) -> dict[str, Any]:
+def _results(segments: list[Segment], query: QueryParams) -> dict[str, Any]:
     words = [word for segment in segments for word in segment.words]
     whole = alternative(" ".join(segment.text for segment in segments), words)
     results: dict[str, Any] = {"channels": [{"alternatives": [whole]}]}
-    if utterances:
+    if _asks(query, "paragraphs"):
+        whole["paragraphs"] = _paragraphs(segments)
+    if _asks(query, "utterances"):
         results["utterances"] = [_utterance(segment) for segment in segments]
     return results
+
+
+def _asks(query: QueryParams, name: str) -> bool:
+    return query.get(name, "false").lower() == "true"
+
+
+def _paragraphs(segments: list[Segment]) -> dict[str, Any]:
+    """One of each segment, which is a sentence of it."""
+    listed = []
+    for segment in segments:
+        place = {"start": segment.start, "end": segment.end}
+        listed.append({"sentences": [{"text": segment.text} | place], "num_words": len(segment.words)} | place)
+    return {"transcript": "\n\n".join(segment.text for segment in segments), "paragraphs": listed}
 
 
 def _utterance(segment: Segment) -> dict[str, Any]:

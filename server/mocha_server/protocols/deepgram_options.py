@@ -16,7 +16,10 @@ ENCODINGS = {
 }
 T = TypeVar("T", bound="RawOptions")
 _phrases: TypeAdapter[tuple[str, ...]] = TypeAdapter(Phrases)
-UNSUPPORTED = ("multichannel", "diarize", "callback", "redact", "search")  # answers would be missing what was asked
+UNSUPPORTED = [  # answers would be missing what was asked
+    *("multichannel", "diarize", "diarize_model", "redact", "search", "callback"),
+    *("summarize", "topics", "intents", "sentiment", "detect_entities"),
+]
 
 
 class OptionError(ValueError):

@@ -1,6 +1,7 @@
 """`/v1/stream`: moves bytes between a WebSocket, a `Session` and an engine `Stream`. Decides nothing itself."""
 
 import asyncio
+import logging
 import uuid
 from contextlib import suppress
 
@@ -13,6 +14,7 @@ from mocha_server.protocols.live import CLOSE_CODES, cut, has_left, silent
 from mocha_server.session import OutMessage, Session, State, parsed
 from mocha_server.stream import EngineError, Stream
 
+log = logging.getLogger(__name__)
 router = APIRouter()
 
 
@@ -69,7 +71,11 @@ async def _converse(socket: WebSocket, session: Session, opened: Stream, idle_s:
     idle.watch(reader)
     try:
         await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
-        if not writer.done():
+        if writer.done() and (broken := writer.exception()) is not None:
+            log.error("a stream's messages cannot be written", exc_info=broken)
+            opened.close()
+            await _refuse(socket, session.failed(ErrorCode.INTERNAL, "the server failed on this stream"))
+        elif not writer.done():
             error = session.failed(ErrorCode.IDLE, silent(idle_s)) if idle.expired else await reader
             opened.close()  # before the client is told, which may not read it
             await _fail(socket, writer, error)

@@ -139,8 +139,10 @@ class RealtimeTranslator:
         return self._complete()
 
     def failed(self, error: Error) -> tuple[str, ...]:
-        """See `Translator`."""
-        server_side = error.code in (ErrorCode.INTERNAL, ErrorCode.SERVER_FULL)
+        """See `Translator`. Where trying again may help, the close code says so: agents take events for final."""
+        if error.code in (ErrorCode.IDLE, ErrorCode.SERVER_FULL):
+            return ()
+        server_side = error.code is ErrorCode.INTERNAL
         return (_error(error.message, error.code.value, "server_error" if server_side else "invalid_request_error"),)
 
     @property

@@ -74,6 +74,7 @@ class SessionConfig(_Lenient):
 
     type: Literal["transcription"] = "transcription"
     audio: Audio = Audio()
+    input_audio_format: Literal["pcm16"] = Field("pcm16", exclude=True)  # of before `audio`: others are not heard
     include: list[str] | None = None
 
 

@@ -19,7 +19,7 @@ from mocha_server.audio import AudioError, decode_file
 from mocha_server.engine import Engine
 from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import ErrorCode, Phrases, Segment
-from mocha_server.protocols.upload import CODES, STOPS, Upload, discard, limited, told_of_the_end
+from mocha_server.protocols.upload import CODES, STOPS, Upload, discard_form, limited, told_of_the_end
 from mocha_server.session import explain
 from mocha_server.stream import EngineError
 from mocha_server.subtitles import srt, vtt
@@ -74,9 +74,6 @@ def wanted_by(form: FormData) -> Wanted:
     given = {str(g) for key in (TIMESTAMPS, f"{TIMESTAMPS}[]") for g in form.getlist(key)}
     if not given <= set(GRANULARITIES):
         raise RequestError(400, "invalid_granularity", f"`{TIMESTAMPS}` are {' and '.join(GRANULARITIES)}", TIMESTAMPS)
-    if given and name != "verbose_json":
-        message = f"`{TIMESTAMPS}` need `response_format` verbose_json"
-        raise RequestError(400, "invalid_granularity", message, TIMESTAMPS)
     try:
         phrases = _phrases.validate_python([k for key in ("keywords", "keywords[]") for k in form.getlist(key)])
     except ValidationError as error:
@@ -161,7 +158,7 @@ async def _transcribed(request: Request) -> Response:
         return RequestError(503 if full else 500, error.code.value, str(error)).response()
     finally:
         if not streaming:
-            discard(form)
+            discard_form(form)
 
 
 @router.post("/v1/audio/translations", include_in_schema=False)
@@ -193,7 +190,7 @@ class EventStream(StreamingResponse):
             await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             self._upload.close()
-            discard(self._form)
+            discard_form(self._form)
 
 
 async def _events(upload: Upload) -> AsyncIterator[bytes]:
