@@ -62,6 +62,7 @@ def endpoint(url: str) -> str:
     """
     try:
         parts = urlsplit(url)
+        _ = parts.port  # which is not looked at before
     except ValueError as error:
         raise ClientError(f"{url} is not the address of a server ({error})") from error
     scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
@@ -199,7 +200,7 @@ class StreamingClient:
             if hasattr(sockets, "TCP_USER_TIMEOUT"):
                 plain = socket.transport.get_extra_info("socket")
                 plain.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_USER_TIMEOUT, STALLED_MS)
-        except (OSError, InvalidHandshake, InvalidURI, InvalidProxy, ImportError, TimeoutError) as error:
+        except (OSError, InvalidHandshake, InvalidURI, InvalidProxy, ImportError, TimeoutError, ValueError) as error:
             raise ClientError(f"no mocha-asr server answers at {self.url} ({error})") from error
         try:
             first = await self._greet(socket)
@@ -228,10 +229,13 @@ class StreamingClient:
             raise ClientError("the server did not begin with a ready message")
         return first
 
+    def _check(self) -> None:
+        if self._failure or self._ended:
+            raise self._failure or ClientError("the stream has ended")
+
     async def _deliver(self, message: bytes | str) -> None:
         """Send `message`. If the connection is lost, what restores it also sends again all that must be."""
-        if self._failure:
-            raise self._failure
+        self._check()
         socket = self._open
         try:
             await socket.send(message)
@@ -241,8 +245,7 @@ class StreamingClient:
     async def _receive(self) -> None:
         """Wait until there is an event."""
         while not self._events:
-            if self._failure:
-                raise self._failure
+            self._check()
             try:
                 self._take(await self._open.recv())
             except ConnectionClosed:
@@ -288,6 +291,9 @@ class StreamingClient:
                 socket = await self._connect_again()
                 try:
                     resumed = await self._resume(socket)
+                except BaseException:  # whoever waited here was cancelled: what comes next would come after a gap
+                    socket.transport.abort()
+                    raise
                 finally:
                     self._socket = socket  # no sooner: until then whoever sends finds the lost one, and waits
                 if resumed:

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.proxy import Proxy
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
 
 from mocha_client import client as streaming
 from mocha_client.client import ClientError, Event, StreamingClient
@@ -323,3 +325,56 @@ def test_the_open_segment_ends_where_the_connection_was_lost():
     assert later.delta == " a" and later.segment == 1
     assert later.characters[0].frame == 26 and later.characters[0].time == pytest.approx(0.84 + 0.225)
     assert continuity.received(End(segments=0, duration=1.0)).duration == pytest.approx(1.84)  # type: ignore[union-attr]
+
+
+async def test_a_stream_that_has_ended_takes_and_gives_no_more(lively_server: Any, clip: NDArray[np.int16]):
+    async def pieces() -> AsyncIterator[bytes]:
+        yield clip.tobytes()
+
+    async with asyncio.timeout(60), StreamingClient(lively_server.url) as client:
+        assert isinstance([event async for event in client.transcribe(pieces())][-1], End)
+        with pytest.raises(ClientError, match="has ended"):
+            [event async for event in client.transcribe(pieces())]
+        with pytest.raises(ClientError, match="has ended"):
+            await client.send(bytes(2))
+
+
+async def test_who_is_cancelled_while_audio_is_sent_again_leaves_no_gap():
+    heard, reads_on, number = asyncio.get_running_loop().create_future(), asyncio.Event(), 0
+
+    async def handle(connection: ServerConnection) -> None:
+        nonlocal number
+        number, mine = number + 1, number + 1
+        await connection.recv()
+        await connection.send(READY.model_dump_json())
+        if mine == 1:  # lost once much has come
+            num_bytes = 0
+            while num_bytes < 20_000_000:
+                num_bytes += len(await connection.recv())
+            connection.transport.abort()
+            return
+        if mine == 2:  # takes nothing for as long as the sender waits
+            await reads_on.wait()
+        found = list[bytes]()
+        with suppress(ConnectionClosed):
+            async for message in connection:
+                if isinstance(message, str):
+                    heard.set_result(b"".join(found))
+                    return
+                found.append(message)
+
+    async with serve(handle, "127.0.0.1", 0, max_size=None, max_queue=2, compression=None) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        async with StreamingClient(f"ws://127.0.0.1:{port}/v1/stream", sample_rate=48_000) as client:
+            sent = [n.to_bytes(2, "little") * 24_000 for n in range(502)]
+            for piece in sent[:500]:
+                await client.send(piece)
+            await client._open.wait_closed()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await client.send(sent[500])
+            reads_on.set()
+            await client.send(sent[501])
+            await client.finish()
+            assert await asyncio.wait_for(heard, 60) == b"".join(sent)
+    assert number == 3

@@ -129,7 +129,10 @@ def test_an_interrupted_decoding_leaves_no_corpus(
         with pytest.raises(CorpusError, match="no space left"):
             load_corpus(manifest, tmp_path)
     assert [path.suffix for path in tmp_path.iterdir()] in ([".lock"], [])
-    assert load_corpus(manifest, tmp_path).utterances == corpus.utterances
+    killed = tmp_path / f"{data._fingerprint(manifest)}left"
+    killed.mkdir()
+    (killed / "part.i16").write_bytes(bytes(100))
+    assert load_corpus(manifest, tmp_path).utterances == corpus.utterances and not killed.exists()
 
 
 def test_who_asks_at_the_same_time_waits_for_one_decoding(

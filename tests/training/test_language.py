@@ -273,3 +273,9 @@ def test_what_stands_in_a_held_out_transcript_or_contains_one_is_left_out():
     kept.remove("a rat ate")  # stands in the third transcript
     assert unseen([*kept, *left_out, "a rat ate"], transcripts) == kept
     assert unseen(left_out, []) == left_out
+
+
+def test_more_words_than_trigrams_can_be_numbered_of_are_refused():
+    tokenizer = Tokenizer.from_texts(["abc 0123456789"])
+    with pytest.raises(TextError, match="different words"):
+        count_words(["a b"], tokenizer, 1, map(str, range(2_097_150)))

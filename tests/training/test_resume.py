@@ -75,6 +75,10 @@ def test_a_run_is_not_resumed_as_another(changes: dict[str, Any], message: str, 
     with pytest.raises(ValueError, match=message):
         other.resume()
     assert make_trainer(tmp_path).resume()
+    more = make_trainer(tmp_path)
+    more.world = 8
+    with pytest.raises(ValueError, match="begun with processes 1, not 8"):
+        more.resume()
 
 
 def test_a_resumed_run_may_be_longer_and_keep_more(tmp_path: Path):

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import tarfile
 import tempfile
 import zlib
@@ -169,6 +170,8 @@ def _decode(manifest: Path, index: Path, flat: Path) -> None:
     """Write all samples and, last, where each utterance lies: who sees the index sees the whole of both."""
     recordings = _lhotse_recordings(manifest) if _is_cut_set(manifest) else _shard_recordings(manifest)
     rows, offset = [], 0
+    for left in flat.parent.glob(f"{flat.stem}*/"):  # by one that was killed
+        shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=flat.parent, prefix=flat.stem) as own:
         partial_index, partial_flat = Path(own) / index.name, Path(own) / flat.name
         with partial_flat.open("wb") as out:

@@ -98,7 +98,10 @@ def count_words(sentences: list[str], tokenizer: Tokenizer, least: int, others: 
     taken from unknown words, half of it at most; those that stand in sentences keep what they have without them.
     """
     written = {word for s in sentences for word in s.split()}
-    words = sorted(written.union(others), key=tokenizer.encode)
+    all_words = written.union(others)
+    if (len(all_words) + 2) ** 3 > np.iinfo(np.int64).max:
+        raise TextError(f"the text has {len(all_words)} different words, of which trigrams cannot be numbered")
+    words = sorted(all_words, key=tokenizer.encode)
     number = {word: n for n, word in enumerate(words)}
     end, start, stride = len(words), len(words) + 1, len(words) + 2
     flat = np.array([n for s in sentences for n in (start, start, *map(number.__getitem__, s.split()), end)])

@@ -10,6 +10,7 @@ nothing of command lines.
 
 import json
 import math
+import multiprocessing
 import os
 import pickle
 import time
@@ -43,6 +44,7 @@ from mocha_training.policy import policy_losses
 from mocha_training.spectral import spec_augment, warp_vocal_tract
 from mocha_training.weights import noisy_parameters, perturbed
 
+MAX_WORKERS = 16  # that make batches; one makes a thousand times real time and more
 INHERITED = ("name", "steps", "hours_heard", "hours_of_corpus", "corpora", "recipe", "started_from")  # of a provenance
 
 
@@ -252,9 +254,14 @@ class Trainer:
     def _loader(self) -> DataLoader[Batch]:
         """Batches from the present place on, without end."""
         beside = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # processes of the run on this machine
-        workers = 0 if self.device.type == "cpu" else max(1, (os.cpu_count() or 1) // beside - 1)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        workers = 0 if self.device.type == "cpu" else min(MAX_WORKERS, max(1, cores // beside - 1))
+        # Forked, they share the corpus; else each would be sent a copy of all of it.
+        start = "fork" if workers and "fork" in multiprocessing.get_all_start_methods() else None
         places = self.batches.places(self.epoch, self.batch_in_epoch)
-        return DataLoader(self.batches, sampler=places, batch_size=None, num_workers=workers)
+        return DataLoader(
+            self.batches, sampler=places, batch_size=None, num_workers=workers, multiprocessing_context=start
+        )
 
     def _after_step(self, figures: dict[str, float]) -> None:
         row = {"step": self.step, "epoch": self.epoch, "progress": self.progress, "elapsed_s": self.elapsed_s}
@@ -302,7 +309,7 @@ class Trainer:
             "fewest_errors": self.fewest_errors,
             "position": [self.step, self.epoch, self.batch_in_epoch, self.elapsed_s, self.heard_s],
             "seconds": self.seconds,
-            "begun_with": begun_with(self.config, self.model, self.tokenizer),
+            "begun_with": self._begun_with(),
             "started_from": self.started_from,
         }
         partial = self.directory / "last.pt.partial"
@@ -318,6 +325,10 @@ class Trainer:
         """The numbered checkpoints, oldest first."""
         return sorted(self.directory.glob("step-*.safetensors"), key=lambda path: int(path.stem.split("-")[1]))
 
+    def _begun_with(self) -> dict[str, Any]:
+        """With as many processes too: an epoch has so many steps fewer."""
+        return begun_with(self.config, self.model, self.tokenizer) | {"processes": self.world}
+
     def resume(self) -> bool:
         """Go on from ``last.pt``, if there is one. Raises ValueError where that is of another run, and says why."""
         path = self.directory / "last.pt"
@@ -328,7 +339,7 @@ class Trainer:
         except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
             raise ValueError(f"{path}: not a run's state, or truncated; its last checkpoint can begin a run") from error
         before = {"seed": state["seed"]} if "seed" in state else {}  # all that versions before wrote of it
-        refuse_other(path, state.get("begun_with", before), begun_with(self.config, self.model, self.tokenizer))
+        refuse_other(path, state.get("begun_with", before), self._begun_with())
         if self.started_from and state.get("started_from", self.started_from) != self.started_from:
             raise ValueError(f"{path}: the run was begun from another checkpoint. Another run needs another directory")
         self._restore(path, state)
