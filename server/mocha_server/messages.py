@@ -142,4 +142,5 @@ class Error(_Message):
 
 ServerMessage = Annotated[Ready | Text | Segment | End | Error, Field(discriminator="type")]
 client_messages: TypeAdapter[Start | Finish] = TypeAdapter(ClientMessage)
+phrase_lists: TypeAdapter[tuple[str, ...]] = TypeAdapter(Phrases)
 server_messages: TypeAdapter[Ready | Text | Segment | End | Error] = TypeAdapter(ServerMessage)

@@ -2,10 +2,10 @@
 
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from starlette.datastructures import QueryParams
 
-from mocha_server.messages import Encoding, Phrases, Start
+from mocha_server.messages import Encoding, Phrases, Start, phrase_lists
 from mocha_server.session import explain
 
 ENCODINGS = {
@@ -15,7 +15,6 @@ ENCODINGS = {
     "alaw": Encoding.ALAW,
 }
 T = TypeVar("T", bound="RawOptions")
-_phrases: TypeAdapter[tuple[str, ...]] = TypeAdapter(Phrases)
 UNSUPPORTED = [  # answers would be missing what was asked
     *("multichannel", "diarize", "diarize_model", "redact", "search", "callback"),
     *("summarize", "topics", "intents", "sentiment", "detect_entities"),
@@ -81,7 +80,7 @@ def favoured(query: QueryParams) -> tuple[str, ...]:
     """The phrases of `keyterm` and of the older `keywords` ("word:intensity"); raises OptionError."""
     given = query.getlist("keyterm") + [word.partition(":")[0] for word in query.getlist("keywords")]
     try:
-        return _phrases.validate_python(given)
+        return phrase_lists.validate_python(given)
     except ValidationError as error:
         raise OptionError(f"keyterm: {explain(error)}") from None
 

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from mocha_server.audio import AudioError, decode_file
 from mocha_server.engine import Engine
 from mocha_server.live_engines import LiveEngines
-from mocha_server.messages import ErrorCode, Phrases, Segment
+from mocha_server.messages import ErrorCode, Segment, phrase_lists
 from mocha_server.protocols.upload import CODES, STOPS, Upload, discard_form, limited, told_of_the_end
 from mocha_server.session import explain
 from mocha_server.stream import EngineError
@@ -30,7 +30,6 @@ STREAMED_FORMATS = ("json", "text")
 FORM_LIMITS = {"max_files": 1, "max_fields": 300, "max_part_size": 1 << 16}
 TIMESTAMPS = "timestamp_granularities"
 GRANULARITIES = ("word", "segment")
-_phrases: TypeAdapter[tuple[str, ...]] = TypeAdapter(Phrases)
 
 
 class RequestError(ValueError):
@@ -75,7 +74,7 @@ def wanted_by(form: FormData) -> Wanted:
     if not given <= set(GRANULARITIES):
         raise RequestError(400, "invalid_granularity", f"`{TIMESTAMPS}` are {' and '.join(GRANULARITIES)}", TIMESTAMPS)
     try:
-        phrases = _phrases.validate_python([k for key in ("keywords", "keywords[]") for k in form.getlist(key)])
+        phrases = phrase_lists.validate_python([k for key in ("keywords", "keywords[]") for k in form.getlist(key)])
     except ValidationError as error:
         raise RequestError(400, "invalid_keywords", f"`keywords`: {explain(error)}", "keywords") from None
     return Wanted(file, name, frozenset(given or GRANULARITIES), stream, phrases)
