@@ -36,15 +36,15 @@ async def until(condition: Callable[[], Any]) -> Any:
 
 
 @asynccontextmanager
-async def sound(folder: Path, pcm: bytes) -> AsyncIterator[dict[str, str]]:
+async def sound(folder: Path, pcm: bytes, rate: int = 44_100) -> AsyncIterator[dict[str, str]]:
     """An environment with a loudspeaker that nobody hears and a microphone that hears `pcm` (16 kHz) again and again.
 
-    Without a loudspeaker, Firefox runs no audio at all.
+    Without a loudspeaker, Firefox runs no audio at all. The page's audio runs at its `rate`.
     """
     address, heard = folder / "sound", folder / "heard.raw"
     heard.write_bytes(pcm)
     modules = [
-        "module-null-sink sink_name=loudspeaker",
+        f"module-null-sink sink_name=loudspeaker rate={rate}",
         "module-null-sink sink_name=air",
         "module-remap-source master=air.monitor source_name=microphone",
         f"module-native-protocol-unix socket={address} auth-anonymous=1",

@@ -19,7 +19,7 @@ from websockets.asyncio.server import ServerConnection, serve
 
 import mocha_client
 from mocha_client.client import transcribe_stream
-from mocha_server.messages import ErrorCode, Ready, Segment, Text, Word
+from mocha_server.messages import End, ErrorCode, Ready, Segment, Text, Word
 from mocha_server.subtitles import srt, vtt
 
 PACKAGE = Path(mocha_client.__file__).parent / "javascript"
@@ -200,6 +200,70 @@ async def test_a_client_may_be_closed_before_it_is_open(lively_server: Any):
         await new StreamingClient(address).send(new Uint8Array(0));
     """
     assert await run(program, lively_server.url) == ["true the client was closed", "true"]
+
+
+async def test_calls_that_overlap_are_sent_in_their_order():
+    taken: list[bytes | str] = []
+
+    async def take(socket: ServerConnection) -> None:
+        await socket.recv()
+        await socket.send(READY)
+        async for message in socket:
+            taken.append(message)
+            if isinstance(message, str):
+                await socket.send(End(segments=0, duration=0).model_dump_json())
+
+    program = """
+        const [module, address] = process.argv.slice(1);
+        const { StreamingClient } = await import(module);
+        const client = new StreamingClient(address);
+        await client.open();
+        const audio = [1, 2].map((n) => new Uint8Array(3 << 16).fill(n));
+        await Promise.all([...audio.map((bytes) => client.send(bytes)), client.finish()]);
+        for await (const { type } of client) console.log(type);
+        const said = ({ name, message }) => console.log(name, message);
+        await client.send(audio[0]).catch(said);
+        await client.finish().catch(said);
+        for await (const { type } of client) console.log(type);
+        client.close();
+    """
+    async with serve(take, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        printed = await run(program, f"ws://127.0.0.1:{port}/")
+    assert printed == ["end", *["StreamError the stream has ended"] * 2]
+    *audio, finish = taken
+    assert b"".join(m for m in audio if isinstance(m, bytes)) == b"\1" * (3 << 16) + b"\2" * (3 << 16)
+    assert finish == '{"type":"finish"}'
+
+
+async def test_a_sleep_of_the_machine_does_not_end_the_stream(lively_server: Any, make_server: Any, lively: Any):
+    program = """
+        const [module, address, idles] = process.argv.slice(1);
+        const { StreamingClient } = await import(module);
+        const now = Date.now;
+        let away = false, socket;
+        const sleep = () => { Date.now = () => now() + 3_600_000; };
+        class Lossy extends WebSocket {
+          constructor(url) { super(away ? "ws://127.0.0.1:9" : url); socket = this; }
+        }
+        const client = new StreamingClient(address, { WebSocket: Lossy });
+        await client.open();
+        if (idles === "true") sleep();
+        else {
+          away = true;
+          socket.close();
+          await new Promise((resolve) => setTimeout(resolve, 50));
+          sleep();
+          setTimeout(() => { away = false; }, 500);
+        }
+        for await (const { type } of client) {
+          console.log(type);
+          if (type === "reconnected") break;
+        }
+        client.close();
+    """
+    for url, idles in ((lively_server.url, "false"), (make_server(lively, idle_s=0.3).url, "true")):
+        assert await run(program, url, idles) == ["reconnected"]
 
 
 async def run(program: str, *arguments: str, module: Path = MODULE) -> list[str]:

@@ -188,6 +188,10 @@ async def test_words_and_characters_by_pointer_and_keyboard(open_page: Opener):
     first = await page.locator("#readout").inner_text()
     await page.keyboard.press("ArrowRight")
     await expect(page.locator("#readout")).not_to_have_text(first)
+    unheeded = """(id) => ["alt", "ctrl", "meta", "shift"].every((name) => document.getElementById(id).dispatchEvent(
+        new KeyboardEvent("keydown", { key: "ArrowLeft", [`${name}Key`]: true, cancelable: true })))"""
+    for name in ("strip", "text"):
+        assert await page.evaluate(unheeded, name), "the browser's own shortcuts are not taken"
     for _ in range(12):  # everything is reached by Tab alone
         await page.keyboard.press("Tab")
     reached = set()
@@ -361,6 +365,88 @@ async def test_a_device_that_is_faster_than_the_server_takes(open_page: Opener):
     page = await open_page(script=f"const Usual = AudioContext; AudioContext = class extends Usual {{ {rate} }};")
     await page.click("#microphone")
     await expect(page.locator("#text")).to_have_text(SOME_TEXT)
+
+
+async def test_a_microphone_that_fails_leaves_no_stream_behind(open_page: Opener, make_server: Any, lively: Recognizer):
+    fails = """
+        const usual = AudioContext.prototype.createMediaStreamSource;
+        AudioContext.prototype.createMediaStreamSource = function (media) {
+            AudioContext.prototype.createMediaStreamSource = usual;
+            throw new DOMException("once", "NotSupportedError");
+        };
+    """
+    page = await open_page(server=make_server(lively, idle_s=600), script=fails)
+    await page.click("#microphone")
+    await expect(page.locator("#status")).to_have_text("once")
+    await page.click("#microphone")
+    await expect(page.locator("#status")).to_have_text("Listening.")
+
+
+async def test_errors_are_told_by_where_they_come_from(open_page: Opener):
+    refused = """
+        Clipboard.prototype.writeText = async () => { throw new DOMException("no writing", "NotAllowedError"); };
+        MediaDevices.prototype.getUserMedia = async () => { throw new DOMException("", failure); };
+    """
+    page = await open_page(script=refused)
+    await page.click("#copy")
+    await expect(page.locator("#status")).to_have_text("no writing")
+    for name, said in {"AbortError": "cannot be started", "NotAllowedError": "is not allowed"}.items():
+        await page.evaluate("(name) => { window.failure = name; }", name)
+        await page.click("#microphone")
+        await expect(page.locator("#status")).to_have_text(f"The microphone {said}.")
+
+
+async def test_the_focus_stays_where_it_is(open_page: Opener):
+    asks = """
+        const ask = MediaDevices.prototype.getUserMedia;
+        window.asked = [];
+        MediaDevices.prototype.getUserMedia = async function (wanted) {
+            await new Promise((allow) => asked.push(allow));
+            return ask.call(this, wanted);
+        };
+    """
+    page = await open_page(script=asks)
+    await page.focus("#microphone")
+    for _ in range(2):  # once is enough
+        await page.keyboard.press("Enter")
+    await expect(page.locator("#microphone")).to_be_focused()
+    assert await page.evaluate("asked.length") == 1
+    await page.focus("#open")
+    await page.evaluate("asked[0]()")
+    await expect(page.locator("#status")).to_have_text("Listening.")
+    await page.click("#microphone")
+    await expect(page.locator("#status")).to_contain_text("Finished")
+    await page.click("summary")
+    await page.focus("#autoGainControl")
+    await page.keyboard.press("Escape")
+    await expect(page.locator("summary")).to_be_focused()
+    await expect(page.locator("#autoGainControl")).to_be_hidden()
+
+
+async def test_a_lost_connection_is_told_once(open_page: Opener):
+    loses = """
+        const Usual = WebSocket;
+        window.WebSocket = class extends Usual {
+            constructor(url) { super(url); window.socket = this; window.numSockets = (window.numSockets ?? 0) + 1; }
+            send(data) { if (numSockets === 1) super.send(data); } // others wait for ever
+        };
+    """
+    page = await open_page(script=loses)
+    await page.click("#microphone")
+    await expect(page.locator("#status")).to_have_text("Listening.")
+    await page.evaluate(
+        """() => {
+            window.said = [];
+            const status = document.getElementById("status");
+            const tell = (changes) => changes.forEach(() => said.push(status.textContent));
+            new MutationObserver(tell).observe(status, { childList: true });
+            socket.close();
+        }"""
+    )
+    await expect(page.locator("#status")).to_contain_text("lost")
+    heard = await page.evaluate("import('./app.js').then(({ strip }) => strip.heard)")
+    await holds(page, "(heard) => import('./app.js').then(({ strip }) => strip.heard > heard + 1)", heard)
+    assert await page.evaluate("said") == ["The connection is lost; trying again."]
 
 
 async def test_without_a_clipboard_it_says_what_to_do(open_page: Opener):

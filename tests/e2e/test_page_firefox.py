@@ -64,6 +64,19 @@ async def test_microphone(page: firefox.Firefox):
     await page.until("status", "^Finished")
 
 
+async def test_a_sound_device_that_is_faster_than_the_server_takes(lively_server: Any, speech: Any, tmp_path: Path):
+    async with (
+        firefox.sound(tmp_path, speech.pcm, 96_000) as environment,
+        firefox.started(tmp_path, environment) as page,
+    ):
+        await page.go(lively_server.http)
+        assert await page.evaluate("new AudioContext().sampleRate") == 96_000
+        await page.click("microphone")
+        await page.until("text", r"\w{3}")
+        await page.click("microphone")
+        await page.until("status", "^Finished")
+
+
 async def test_what_the_policy_refuses_is_seen_by_these_tests(page: firefox.Firefox):
     await page.evaluate("fetch('http://127.0.0.1:9/').catch(() => 0)")
     await firefox.until(lambda: any("-Policy: " in said and "(connect-src)" in said for said in page.problems))

@@ -104,7 +104,7 @@ export interface StreamOptions {
   phrases?: string[];
   /** Whether to search for a while before a character is emitted: far fewer errors, a tenth of a second later; if not given, as the server is set. */
   patient?: boolean;
-  /** How long to go without text before a lost connection is given up; 30. 0 never tries. */
+  /** How long to go without text before a lost connection is given up, not counting a sleep of the machine; 30. 0 never tries. */
   reconnectSeconds?: number;
   /** Audio kept for a new connection, at most; 300. */
   keepSeconds?: number;
@@ -130,13 +130,16 @@ export class StreamingClient implements AsyncIterable<StreamEvent> {
   readonly reconnecting: boolean;
   /** Connect; resolves once the server admits the stream. Rejects with StreamError. */
   open(): Promise<Ready>;
-  /** Send audio, cut anywhere; waits while the server is behind or away. Rejects with StreamError. */
+  /**
+   * Send audio, cut anywhere; waits while the server is behind or away. Calls that overlap, `finish` too, are sent in
+   * their order. Rejects with StreamError, also once the stream has ended.
+   */
   send(audio: ArrayBuffer | ArrayBufferView): Promise<void>;
-  /** No more audio: the server emits the rest, then `end`. Rejects with StreamError. */
+  /** No more audio: the server emits the rest, then `end`. Rejects with StreamError, also once the stream has ended. */
   finish(): Promise<void>;
   /** Close the connection, finished or not. */
   close(): void;
-  /** Events until `end`, the last; throws StreamError. */
+  /** Events until `end`, the last, and none after it; throws StreamError. */
   [Symbol.asyncIterator](): AsyncGenerator<StreamEvent, void, void>;
 }
 

@@ -8,6 +8,9 @@ const FIRST_PAUSE_MS = 100, MAX_PAUSE_MS = 5000; // between attempts to connect 
 const READY_MS = 10_000; // for a server to admit a stream
 const STOOD_MS = 5000; // a connection lost after so long is a loss of its own, not one attempt more
 const STALLED_MS = 60_000; // a connection that takes nothing for so long, and brings nothing, is lost
+const BEAT_MS = 5000; // the client looks at its clock
+const ASLEEP_MS = 90_000; // a beat so late shows a sleep of the machine; in tabs that are not seen they are a minute apart
+const WOKEN_MS = 30_000; // after that, what the server says may be about the sleep
 const OPEN = 1; // WebSocket.readyState
 const KINDS = ["ready", "text", "segment", "end", "error"]; // of messages
 
@@ -119,7 +122,9 @@ export class StreamingClient {
   #socket = null;
   #abandon = () => {}; // gives up a connection that is being made
   #given = 0; #draining = null; // bytes of audio that the socket was given; a promise while much of it waits there
+  #turn = Promise.resolve(); // of who sends, in the order of the calls
   #broughtAt = 0; // when the last message came
+  #beats = null; #beatAt = 0; #wokenAt = 0;
   #events = [];
   #wake = () => {}; // called when there is news for whoever waits
   #news = null;
@@ -149,25 +154,32 @@ export class StreamingClient {
 
   async open() {
     await this.#connect();
+    this.#beatAt = Date.now();
+    this.#beats = setInterval(() => this.#beat(), BEAT_MS);
+    this.#beats.unref?.(); // Node: it keeps no program alive
     return this.ready;
   }
 
   async send(audio) {
     const all = ArrayBuffer.isView(audio)
       ? new Uint8Array(audio.buffer, audio.byteOffset, audio.byteLength) : new Uint8Array(audio);
-    for (let at = 0; at < all.length; at += PIECE_BYTES) {
-      await this.#able();
-      const piece = all.slice(at, at + PIECE_BYTES); // a copy: the caller may use its buffer again
-      this.#continuity.sent(piece);
-      if (this.#socket.readyState === OPEN) this.#give(piece); // else it is sent when the connection is restored
-    }
+    await this.#inTurn(async () => {
+      for (let at = 0; at < all.length; at += PIECE_BYTES) {
+        await this.#able();
+        const piece = all.slice(at, at + PIECE_BYTES); // a copy: the caller may use its buffer again
+        this.#continuity.sent(piece);
+        if (this.#socket.readyState === OPEN) this.#give(piece); // else it is sent when the connection is restored
+      }
+    });
     if (all.length) await (this.#draining ??= this.#drained().finally(() => (this.#draining = null)));
   }
 
   async finish() {
-    await this.#able();
-    this.#finishing = true;
-    if (this.#socket.readyState === OPEN) this.#socket.send('{"type":"finish"}');
+    await this.#inTurn(async () => {
+      await this.#able();
+      this.#finishing = true;
+      if (this.#socket.readyState === OPEN) this.#socket.send('{"type":"finish"}');
+    });
   }
 
   close() {
@@ -183,6 +195,7 @@ export class StreamingClient {
         yield event;
         if (event.type === "end") return;
       }
+      if (this.#ended) return; // its end was read before
       if (this.#failure) throw this.#failure;
       this.#news ??= new Promise((resolve) => (this.#wake = resolve));
       await this.#news;
@@ -194,7 +207,14 @@ export class StreamingClient {
   async #able() {
     if (!this.#socket && !this.#failure) throw new StreamError("the client is not open");
     while (this.#restoring) await this.#restoring;
+    if (this.#ended) throw new StreamError("the stream has ended");
     if (this.#failure) throw this.#failure;
+  }
+
+  #inTurn(work) {
+    const turn = this.#turn.then(work);
+    this.#turn = turn.catch(() => {});
+    return turn;
   }
 
   #give(piece) {
@@ -228,7 +248,14 @@ export class StreamingClient {
     this.#wake();
   }
 
+  #beat() {
+    const now = Date.now();
+    if (now - this.#beatAt > ASLEEP_MS) this.#wokenAt = now;
+    this.#beatAt = now;
+  }
+
   #fail(error) {
+    clearInterval(this.#beats);
     this.#failure ??= error;
     this.#tell(null);
   }
@@ -288,12 +315,15 @@ export class StreamingClient {
       if (!message.fatal) return this.warnings.push(message);
       this.#forgetOldLosses();
       this.#standsSince = null;
-      if (!PASSING.includes(message.code) || !this.#reconnectMs)
+      this.#beat();
+      const slept = message.code === "idle" && Date.now() - this.#wokenAt < WOKEN_MS;
+      if (!(slept || PASSING.includes(message.code)) || !this.#reconnectMs)
         this.#fail(new StreamError(message.message, message.code));
       return;
     }
     this.#deadline = null;
     this.#ended = message.type === "end";
+    if (this.#ended) clearInterval(this.#beats);
     this.#tell(this.#continuity.received(message));
   }
 
@@ -301,6 +331,9 @@ export class StreamingClient {
   #forgetOldLosses() {
     if (this.#standsSince !== null && Date.now() - this.#standsSince > STOOD_MS) this.#deadline = null;
   }
+
+  // What took longer than it can was a sleep of the machine, which is no time for trying.
+  #excuse(since, longest) { this.#deadline += Math.max(0, Date.now() - since - longest - 1000); }
 
   #restore() {
     this.#restoring ??= this.#reconnect().finally(() => (this.#restoring = null));
@@ -313,10 +346,14 @@ export class StreamingClient {
     this.#deadline ??= Date.now() + this.#reconnectMs;
     let wait = FIRST_PAUSE_MS, problem = "the connection was lost before the end of the stream";
     while (!this.#failure && Date.now() + wait < this.#deadline) {
+      let since = Date.now();
       await pause(wait);
+      this.#excuse(since, wait);
+      since = Date.now();
       try {
         await this.#connect();
       } catch (error) {
+        this.#excuse(since, READY_MS);
         if (error.code && !PASSING.includes(error.code)) return this.#fail(error);
         problem = `the connection was lost; ${error.message}`;
         wait = Math.min(2 * wait, MAX_PAUSE_MS);

@@ -14,6 +14,7 @@ export const strip = new Strip(byId("strip"), byId("readout"), byId("latest"));
 export const transcript = new Transcript(byId("text"), byId("tip"), byId("spoken"), strip);
 
 let stream = null; // {client, sampleRate, numSamples, base: seconds of earlier streams, frameShift, lag, note, done}
+let starting = false; // from a press until the microphone runs
 let microphone = null; // {context, node, to: stream, media, source}
 let reading = null; // an AbortController while a file is read
 let last = Promise.resolve(); // of what opens streams, one after the other
@@ -24,7 +25,9 @@ function inTurn(work) {
   return turn;
 }
 
-function status(message) { byId("status").textContent = message; }
+function status(message) {
+  if (byId("status").textContent !== message) byId("status").textContent = message; // else it is read out again
+}
 
 // Lag: from the moment the audio of a character's frame was sent until the character is here.
 class Lag {
@@ -105,12 +108,23 @@ function showLevel(samples) {
   byId("level").value = Math.max(0, 1 + db / 60);
 }
 
-function openMedia() {
+const REASONS = {
+  NotAllowedError: "The microphone is not allowed.",
+  NotFoundError: "There is no microphone.",
+  OverconstrainedError: "That microphone is gone: choose another in the settings.",
+  NotReadableError: "The microphone cannot be started.",
+  AbortError: "The microphone cannot be started.",
+};
+
+async function openMedia() {
   const wanted = Object.fromEntries(PROCESSING.map((name) => [name, byId(name).checked]));
   const device = byId("device").value;
-  return navigator.mediaDevices.getUserMedia({
-    audio: { channelCount: 1, ...wanted, ...(device ? { deviceId: { exact: device } } : {}) },
-  });
+  const audio = { channelCount: 1, ...wanted, ...(device ? { deviceId: { exact: device } } : {}) };
+  try {
+    return await navigator.mediaDevices.getUserMedia({ audio });
+  } catch (error) {
+    throw new Error(REASONS[error.name] ?? (error.message || error.name));
+  }
 }
 
 async function listDevices() {
@@ -118,14 +132,6 @@ async function listDevices() {
   const select = byId("device"), chosen = select.value;
   select.replaceChildren(new Option("default", ""), ...devices.filter((d) => d.deviceId !== "default").map((d) => new Option(d.label || "microphone", d.deviceId)));
   select.value = devices.some((d) => d.deviceId === chosen) ? chosen : "";
-}
-
-// At the device's own rate, unless that is more than the server takes.
-function openContext() {
-  const context = new AudioContext();
-  if (context.sampleRate <= MAX_RATE) return context;
-  context.close();
-  return new AudioContext({ sampleRate: MAX_RATE });
 }
 
 // A device that is unplugged, or may no longer be heard, gives way to the default one.
@@ -151,18 +157,20 @@ async function startMicrophone() {
 
 async function listen(media) {
   await stream?.done;
-  const context = openContext();
+  const context = new AudioContext(); // at the device's own rate: at another, Firefox connects no microphone
+  const averaged = Math.ceil(context.sampleRate / MAX_RATE);
   try {
     await context.audioWorklet.addModule("recorder.js");
-    const to = await openStream(context.sampleRate);
-    const node = new AudioWorkletNode(context, "recorder");
-    microphone = { context, node, to, media, source: context.createMediaStreamSource(media) };
+    const node = new AudioWorkletNode(context, "recorder", { processorOptions: { averaged } });
+    const source = context.createMediaStreamSource(media);
+    const to = await openStream(Math.round(context.sampleRate / averaged)); // last: nothing fails once it is open
+    microphone = { context, node, to, media, source };
     node.port.onmessage = ({ data }) => {
       if (!microphone || microphone.to !== to) return; // late blocks come after a stop
       showLevel(data);
       send(to, data).catch(() => {}); // the iteration says what is wrong
     };
-    microphone.source.connect(node);
+    source.connect(node);
     replaceWhenGone(media);
   } catch (error) {
     media.getTracks().forEach((track) => track.stop());
@@ -217,7 +225,7 @@ function sendFile(file) {
       reading = null;
       showButton();
     }
-  }).catch(report);
+  }).catch((error) => (error.name === "AbortError" ? status("Stopped.") : report(error)));
 }
 
 async function read(file, signal) {
@@ -273,16 +281,7 @@ function download(format) {
   URL.revokeObjectURL(link.href);
 }
 
-const REASONS = {
-  NotAllowedError: "The microphone is not allowed.",
-  NotFoundError: "There is no microphone.",
-  OverconstrainedError: "That microphone is gone: choose another in the settings.",
-  AbortError: "Stopped.",
-};
-
-function report(error) {
-  status(REASONS[error.name] ?? (error.message || error.name));
-}
+function report(error) { status(error.message || error.name); }
 
 async function copy() {
   if (!navigator.clipboard) throw new Error("Browsers let pages copy over https or on localhost only: take txt.");
@@ -290,13 +289,13 @@ async function copy() {
   status("Copied.");
 }
 
-byId("microphone").onclick = async ({ target }) => {
+byId("microphone").onclick = async () => {
   if (reading) return reading.abort();
   if (microphone) return stopMicrophone();
-  target.disabled = true; // until it has started: a second press would start a second one
+  if (starting) return; // a second press would start a second one
+  starting = true; // the button stays enabled: a disabled one loses the focus
   await startMicrophone().catch(report);
-  target.disabled = false;
-  target.focus();
+  starting = false;
 };
 byId("open").onclick = () => byId("file").click();
 byId("file").onchange = ({ target }) => {
@@ -314,7 +313,11 @@ if (navigator.mediaDevices) {
   navigator.mediaDevices.ondevicechange = () => listDevices();
   listDevices();
 }
-addEventListener("keydown", ({ key }) => { if (key === "Escape") byId("settings").open = false; });
+addEventListener("keydown", ({ key, target }) => {
+  if (key !== "Escape" || !byId("settings").open) return;
+  if (byId("settings").contains(target)) byId("settings").firstElementChild.focus(); // its summary
+  byId("settings").open = false;
+});
 addEventListener("dragover", (event) => { event.preventDefault(); byId("drop").hidden = false; });
 addEventListener("dragleave", (event) => { if (!event.relatedTarget) byId("drop").hidden = true; });
 addEventListener("drop", (event) => {

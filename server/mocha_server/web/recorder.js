@@ -1,15 +1,22 @@
-// Audio worklet: the microphone to the page, mono float32 in blocks of about 20 ms.
+// Audio worklet: the microphone to the page, mono float32 in blocks of about 20 ms. Each sample of a block is the mean of
+// `averaged` of the microphone's.
 class Recorder extends AudioWorkletProcessor {
-  #block = new Float32Array(128 * Math.ceil(sampleRate / 50 / 128));
-  #filled = 0;
+  #averaged; #block;
+  #numHeard = 0; // of the microphone's samples, for this block
+
+  constructor({ processorOptions: { averaged } }) {
+    super();
+    this.#averaged = averaged;
+    this.#block = new Float32Array(Math.round(sampleRate / averaged / 50));
+  }
 
   process([[channel]]) {
-    if (!channel) return true;
-    this.#block.set(channel, this.#filled);
-    this.#filled += channel.length;
-    if (this.#filled === this.#block.length) {
+    for (const sample of channel ?? []) {
+      this.#block[Math.floor(this.#numHeard++ / this.#averaged)] += sample / this.#averaged;
+      if (this.#numHeard < this.#averaged * this.#block.length) continue;
       this.port.postMessage(this.#block.slice());
-      this.#filled = 0;
+      this.#block.fill(0);
+      this.#numHeard = 0;
     }
     return true;
   }

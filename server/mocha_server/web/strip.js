@@ -255,6 +255,7 @@ export class Strip {
       this.#pan(this.#edge() + event.deltaX / PIXELS_PER_SECOND);
     }, { passive: false });
     canvas.addEventListener("keydown", (event) => {
+      if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return; // the browser's
       const at = this.#marks.indexOf(this.#chosen), last = this.#marks.length - 1;
       const next = { ArrowLeft: at < 0 ? last : Math.max(0, at - 1), ArrowRight: at < 0 ? last : Math.min(last, at + 1), Home: 0, End: last }[event.key];
       if (event.key === "Escape") this.follow();

@@ -108,6 +108,7 @@ export class Transcript {
   }
 
   #key(event) {
+    if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return; // the browser's
     const spans = this.#box.getElementsByTagName("span"), last = spans.length - 1;
     const at = [].indexOf.call(spans, document.activeElement);
     const next = { ArrowLeft: at < 0 ? last : Math.max(0, at - 1), ArrowRight: Math.min(last, at + 1), Home: 0, End: last }[event.key];
