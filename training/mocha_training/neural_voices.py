@@ -44,7 +44,7 @@ SYMBOLS = {
 
 
 def at_16_khz(samples: NDArray[np.float32], rate: int = 24_000) -> Audio:
-    """Samples [N] of `rate` Hz as others, within [-1, 1]."""
+    """What `samples` [N] of `rate` Hz, that of the networks here, are at 16 kHz, within [-1, 1]."""
     every = gcd(SAMPLE_RATE, rate)
     audio: Audio = np.clip(resample_poly(samples, SAMPLE_RATE // every, rate // every), -1, 1).astype(np.float32)
     return audio

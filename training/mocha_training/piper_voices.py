@@ -46,7 +46,7 @@ class PiperNetwork:
         try:
             return PiperVoice(session=session, config=PiperConfig.from_dict(self.config))
         except Exception as error:  # of no type that the packages make public
-            raise SynthesisError(f"{self.path}: not a network that Piper can run ({error})") from error
+            raise SynthesisError(f"{self.path}: no voice that Piper can run ({error})") from error
 
 
 @dataclass(frozen=True)
