@@ -107,7 +107,9 @@ def test_endpoints(given: str, expected: str):
     assert endpoint(given) == expected
 
 
-@pytest.mark.parametrize("given", ["ws://[::1", "localhost:8000", "nonsense", "ws://localhost:99999/", "ws://localhost:abc/"])
+@pytest.mark.parametrize(
+    "given", ["ws://[::1", "localhost:8000", "nonsense", "ws://localhost:99999/", "ws://localhost:abc/"]
+)
 def test_what_is_no_address_is_a_typed_error(given: str):
     with pytest.raises(ClientError, match="not the address of a server"):
         StreamingClient(given)
