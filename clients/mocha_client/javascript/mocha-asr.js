@@ -279,7 +279,7 @@ export class StreamingClient {
       };
       const timer = setTimeout(this.#abandon, READY_MS);
       socket.onopen = () => socket.send(JSON.stringify(this.#start));
-      socket.onerror = () => {}; // a close event follows
+      socket.onerror = () => { if (!admitted) socket.onclose(); }; // Node 20 has no close event after it
       socket.onmessage = ({ data }) => {
         const message = understood(data);
         if (!message) {
