@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,7 +20,7 @@ from wyoming.audio import AudioChunk, AudioStop
 from wyoming.client import AsyncTcpClient
 
 from mocha_model.recognizer import Recognizer
-from mocha_training.data import load_corpus
+from mocha_training.data import Corpus
 
 
 async def vosk(server: Any, speech: Any) -> str:
@@ -137,13 +136,12 @@ async def test_real_recordings_through_every_protocol(
     bundled: Recognizer,
     speech: Any,
     heard: Callable[..., Any],
-    speech_directory: Path,
-    tmp_path: Path,
+    recorded: Corpus,
 ):
     server = make_server(bundled, wyoming_port=0)
-    corpus, texts = load_corpus(speech_directory / "dev.jsonl", tmp_path), []
-    for index, utterance in enumerate(corpus.utterances[:5]):
-        recording = replace(speech, samples=np.asarray(corpus.pcm(index)))
+    texts = []
+    for index, utterance in enumerate(recorded.utterances[:5]):
+        recording = replace(speech, samples=np.asarray(recorded.pcm(index)))
         texts.append(await asyncio.to_thread(lambda clip=recording: heard(server, clip.pcm).text))
         for client in (vosk, deepgram, realtime, wyoming, upload):
             assert await client(server, recording) == texts[-1], (utterance.key, client.__name__)

@@ -15,7 +15,6 @@ import pytest
 
 import mocha_client
 from mocha_model.recognizer import Recognizer
-from mocha_training.data import load_corpus
 
 CLIENTS = Path(__file__).parents[2] / "docs" / "clients"
 JAVASCRIPT = Path(mocha_client.__file__).parent / "javascript"
@@ -36,13 +35,12 @@ def test_every_page_is_in_the_overview_and_the_other_way_round():
 
 
 @pytest.fixture(scope="module")
-def recording(request: pytest.FixtureRequest, speech: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def recording(request: pytest.FixtureRequest, speech: Any) -> Any:
     """Recorded speech where there is some, else the synthesized."""
     try:
-        folder = request.getfixturevalue("speech_directory")
+        corpus = request.getfixturevalue("recorded")
     except pytest.skip.Exception:
         return speech
-    corpus = load_corpus(folder / "dev.jsonl", tmp_path_factory.mktemp("corpus"))
     return replace(speech, samples=np.asarray(corpus.pcm(0)))
 
 

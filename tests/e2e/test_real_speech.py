@@ -5,7 +5,7 @@ import io
 import json
 import random
 import wave
-from pathlib import Path
+from operator import add
 from typing import Any
 
 import httpx
@@ -18,11 +18,10 @@ from websockets.asyncio.client import connect
 
 from mocha_model.emissions import Emission, text_of
 from mocha_model.recognizer import Recognizer
-from mocha_training.data import Corpus, load_corpus
+from mocha_training.data import Corpus
 from mocha_training.evaluate import transcribe_corpus
 
 NUM_UTTERANCES = 20
-NUM_BETWEEN_PAUSES = 60  # 20 have 229 words: two models read them 0.9 points better between pauses and 5.7 worse
 Frames = list[tuple[str, int]]
 
 
@@ -59,18 +58,9 @@ def wav_file(samples: NDArray[np.int16]) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def dev(speech_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return load_corpus(speech_directory / "dev.jsonl", tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
-def recordings(dev: Corpus) -> Corpus:
-    return spread(dev, NUM_UTTERANCES)
-
-
-def spread(corpus: Corpus, count: int) -> Corpus:
-    step = len(corpus.utterances) // count
-    return corpus.subset(list(range(0, step * count, step)))
+def recordings(recorded: Corpus) -> Corpus:
+    count = len(recorded.utterances)
+    return recorded.subset(list(range(0, count, count // NUM_UTTERANCES)))
 
 
 @torch.inference_mode()
@@ -87,6 +77,21 @@ def read_together(recognizer: Recognizer, recordings: list[torch.Tensor]) -> lis
     return [found[i] for i in range(len(recordings))]
 
 
+@torch.inference_mode()
+def read_in_pieces(recognizer: Recognizer, recordings: list[torch.Tensor], rng: random.Random) -> list[list[Emission]]:
+    """The same of all recordings at once, each cut where chance has it, until all have ended."""
+    found: list[list[Emission]] = [[] for _ in recordings]
+    starts, state = [0] * len(recordings), recognizer.init_state(len(recordings))
+    while any(start < len(samples) for start, samples in zip(starts, recordings, strict=True)):
+        cuts = [s[at : at + rng.randint(0, 20_000)] for at, s in zip(starts, recordings, strict=True)]
+        sizes = list(map(len, cuts))
+        samples = torch.nn.utils.rnn.pad_sequence(cuts, batch_first=True, padding_value=0.5)
+        new, state = recognizer.step(samples, torch.tensor(sizes), state)
+        found, starts = list(map(add, found, new)), list(map(add, starts, sizes))
+    rest, _ = recognizer.flush(state, torch.ones(len(recordings), dtype=torch.bool))
+    return list(map(add, found, rest))
+
+
 async def test_every_way_in_gives_the_same_text_and_frames(server: Any, bundled: Recognizer, recordings: Corpus):
     results, _ = transcribe_corpus(bundled.model, bundled.tokenizer, recordings)
     evaluated = {r.key: r.hypothesis for r in results}
@@ -96,35 +101,28 @@ async def test_every_way_in_gives_the_same_text_and_frames(server: Any, bundled:
         emissions = bundled.transcribe(torch.from_numpy(recordings.audio(index)))
         expected = [(e.text, e.frame) for e in emissions if not e.end_of_segment]
         assert evaluated[utterance.key] == text_of(emissions)
-        cuts = (lambda: 1_000_000, lambda: 320, lambda: 1184, lambda: rng.randint(1, 20_000))
-        assert await stream(server.url, data, cuts[0]) == expected, utterance.key
-        assert await asyncio.gather(*(stream(server.url, data, sizes) for sizes in cuts[1:])) == [expected] * 3
+        assert await stream(server.url, data, lambda: 1_000_000) == expected, utterance.key
         async with httpx.AsyncClient(timeout=60) as client:
             url = f"{server.http}/v1/audio/transcriptions"
             response = await client.post(url, files={"file": ("a.wav", wav_file(recordings.pcm(index)))})
         assert response.json()["text"] == text_of(emissions)
         everything.append((data, expected))
-    # Seventeen at a time: each in the company of sixteen others.
-    for start in range(0, NUM_UTTERANCES, 17):
-        group = (everything + everything)[start : start + 17]
-        found = await asyncio.gather(*(stream(server.url, d, lambda: rng.randint(1, 20_000)) for d, _ in group))
-        assert found == [expected for _, expected in group]
+    cuts = (lambda: 320, lambda: 1184, lambda: rng.randint(1, 20_000))
+    several = [(*each, sizes) for each in everything for sizes in cuts]
+    rng.shuffle(several)
+    for start in range(0, len(several), 20):  # each in the company of nineteen others
+        group = several[start : start + 20]
+        found = await asyncio.gather(*(stream(server.url, data, sizes) for data, _, sizes in group))
+        assert found == [expected for _, expected, _ in group]
 
 
 def test_patience_bounds_every_wait_in_any_chunking_and_makes_fewer_errors(bundled: Recognizer, recordings: Corpus):
-    patient, rng = bundled.searching(8, patience_s=0.8), random.Random(2)
+    patient = bundled.searching(8, patience_s=0.8)
     longest = int(0.8 * patient.sample_rate) // patient.frame_samples
     speech = [torch.from_numpy(recordings.audio(index)) for index in range(len(recordings.utterances))]
     read = {"greedy": read_together(bundled, speech), "patient": read_together(patient, speech)}
-    for samples, whole in zip(speech, read["patient"], strict=True):
-        found, state, start = [], patient.init_state(1), 0
-        while start < len(samples):
-            piece = samples[None, start : start + rng.randint(1, 20_000)]
-            start += piece.shape[1]
-            new, state = patient.step(piece, torch.tensor([piece.shape[1]]), state)
-            found += new[0]
-        rest, _ = patient.flush(state, torch.tensor([True]))
-        cut, uncut = ([(e.text, e.frame, e.certain) for e in emissions] for emissions in (found + rest[0], whole))
+    for piecemeal, whole in zip(read_in_pieces(patient, speech, random.Random(2)), read["patient"], strict=True):
+        cut, uncut = ([(e.text, e.frame, e.certain) for e in emissions] for emissions in (piecemeal, whole))
         assert cut == uncut
         assert all(e.certain - e.frame <= longest for e in whole if e.certain is not None and not e.end_of_segment)
     references = [u.text for u in recordings.utterances]
@@ -132,12 +130,11 @@ def test_patience_bounds_every_wait_in_any_chunking_and_makes_fewer_errors(bundl
     assert errors["patient"] < errors["greedy"]
 
 
-def test_speech_between_pauses_is_read_nearly_as_well_as_without(bundled: Recognizer, dev: Corpus):
+def test_speech_between_pauses_is_read_nearly_as_well_as_without(bundled: Recognizer, recorded: Corpus):
     patient, pause = bundled.searching(64, patience_s=0.8), torch.zeros(5 * bundled.sample_rate)
-    recordings = spread(dev, NUM_BETWEEN_PAUSES)
-    speech = [torch.from_numpy(recordings.audio(index)) for index in range(len(recordings.utterances))]
+    speech = [torch.from_numpy(recorded.audio(index)) for index in range(len(recorded.utterances))]
     alone = read_together(patient, speech)
     between = read_together(patient, [torch.cat([pause, samples, pause]) for samples in speech])
-    references = [u.text for u in recordings.utterances]
+    references = [u.text for u in recorded.utterances]
     errors = [jiwer.wer(references, list(map(text_of, rows))) for rows in (alone, between)]
     assert errors[1] <= errors[0] + 0.04

@@ -1,9 +1,11 @@
 """Checkpoints: a round trip, and a clear error for every way a file can be wrong."""
 
 import copy
+import json
 import re
 import string
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,6 +98,41 @@ def test_wrong_files_are_named_and_explained(tmp_path: Path, lively: Recognizer)
     save_checkpoint(bad, lively.model, Tokenizer.from_texts(["only a few"]), {})
     with pytest.raises(CheckpointError, match="do not fit"):
         load_checkpoint(bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("vocabulary", [5, None, {}, [[]], "ab", ["<blank>", "<sos>", "<eos>", "<unk>", 7]]),
+        ("provenance", [5, None, [1]]),
+        ("config", [5, None, {}]),
+        ("config.features", [{"sample_rate": 0}, {"highest_hz": 10.0}, {"num_fft": 256}]),
+        ("config.encoder", [{"lstm_sizes": [], "projection_size": None}, {"lstm_sizes": [0, 8]}]),
+        ("config.decoder", [{"max_emissions_per_frame": 49}]),
+        ("calibration", [5, {"bias": 1}]),
+    ],
+)
+def test_what_is_no_configuration_is_an_error(tmp_path: Path, lively: Recognizer, name: str, changes: list[Any]):
+    good, bad = tmp_path / "good.safetensors", tmp_path / "bad.safetensors"
+    save_checkpoint(good, lively.model, lively.tokenizer, {})
+    with safe_open(good, framework="pt") as file:
+        metadata = file.metadata()
+    field, _, part = name.partition(".")
+    for change in changes:
+        if part:
+            config = json.loads(metadata["config"])
+            change = config | {part: config[part] | change}
+        save_file(load_file(good), bad, metadata | {field: json.dumps(change)})
+        with pytest.raises(CheckpointError, match=r"bad\.safetensors: its parts do not fit together"):
+            load_checkpoint(bad)
+
+
+def test_weights_are_numbers(tmp_path: Path, lively: Recognizer):
+    model = copy.deepcopy(lively.model)
+    next(model.decoder.parameters()).data[0] = torch.nan
+    save_checkpoint(tmp_path / "bad.safetensors", model, lively.tokenizer, {})
+    with pytest.raises(CheckpointError, match="no finite numbers"):
+        load_checkpoint(tmp_path / "bad.safetensors")
 
 
 def test_vocabulary_is_data_of_any_script():

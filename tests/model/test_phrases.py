@@ -2,6 +2,7 @@
 
 import logging
 import random
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -168,6 +169,44 @@ def test_lists_that_come_and_go_leave_their_room_to_others():
     assert len(book._table.worth) < 10_000  # five lists of at most 440 nodes are alive
     for root, phrases in lists.items():
         assert all(worth_of(book, root, tokenizer.encode(phrase + " ")) == 11 for phrase in phrases)
+
+
+def test_a_search_goes_on_while_the_table_grows(monkeypatch: pytest.MonkeyPatch):
+    tokenizer = Tokenizer.from_texts(["abcdefghijklmnopqrstuvwxyz "])
+    book, tokens, roots = PhraseBook(tokenizer, bonus=1.0), tokenizer.encode("bad "), []
+    bad, cab = book.add(["bad"]), book.add(["a cab"])
+    grows, may_go_on, longer = threading.Event(), threading.Event(), phrases._longer
+
+    def slowly(x: torch.Tensor, more: int) -> torch.Tensor:
+        grows.set()
+        assert may_go_on.wait(60)
+        return longer(x, more)
+
+    monkeypatch.setattr(phrases, "_longer", slowly)
+    adding = threading.Thread(target=lambda: roots.append(book.add(["bad" * 20])))
+    adding.start()
+    assert grows.wait(60)
+    assert worth_of(book, bad, tokens) == 4 and worth_of(book, cab, tokenizer.encode("a cab ")) == 6
+    book.remove(cab)
+    assert book.add(["bad"]) == bad and not roots
+    book.remove(bad)
+    book.remove(bad)
+    assert len(book) == 0
+    may_go_on.set()
+    adding.join()
+    assert worth_of(book, roots[0], tokenizer.encode("bad" * 20 + " ")) == 61 and len(book) == 1
+
+
+def test_phrases_are_written_as_the_recogniser_writes_or_left_out(caplog: pytest.LogCaptureFixture):
+    tokenizer = Tokenizer.from_texts(["abcdefghijklmnopqrstuvwxyz "])
+    book = PhraseBook(tokenizer, bonus=1.0)
+    phrases._warn.cache_clear()
+    root = book.add(["Café Zoë", "?!"])
+    assert worth_of(book, root, tokenizer.encode("cafe zoe ")) == 9 and not caplog.messages
+    assert book.add(["R2D2", "日本"]) == 0 and book.add(["covid 19", "zoe cafe", "Zoé Café"]) == book.add(["zoe cafe"])
+    assert len(caplog.messages) == 1 and "left out" in caplog.messages[0] and "covid" not in caplog.text
+    of_all = PhraseBook(Tokenizer.from_texts(["café"]), bonus=1.0)
+    assert worth_of(of_all, of_all.add(["Café"]), of_all._tokenizer.encode("café ")) == 5, "which it does write"
 
 
 @torch.inference_mode()

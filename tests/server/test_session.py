@@ -144,18 +144,19 @@ def test_nothing_is_said_after_the_end_of_the_audio():
 
 
 def test_a_segment_without_end_is_ended_with_a_word():
-    def said(info: ModelInfo) -> tuple[str, list[Segment]]:
-        transcript, long = Transcript(info), ("a longer word " * 100).strip()
+    def said(info: ModelInfo, long: str = ("a longer word " * 100).strip()) -> tuple[str, list[Segment]]:
+        transcript = Transcript(info)
         found = [m for e in [*spell(long), END] for m in transcript.push([e], 10**9)]
         deltas = "".join(m.delta for m in found if isinstance(m, Text))
-        assert (
-            deltas == long and [m.segment for m in found if isinstance(m, Segment)] == [0, 1][: 1 + (not info.settles)]
-        )
-        return long, [m for m in found if isinstance(m, Segment)]
+        segments = [m for m in found if isinstance(m, Segment)]
+        assert deltas == long and [s.segment for s in segments] == list(range(len(segments)))
+        return long, segments
 
     long, segments = said(INFO)
     assert [s.cut for s in segments] == [True, False] and " ".join(s.text for s in segments) == long
     assert LONGEST_SEGMENT <= len(segments[0].text) + 1 < LONGEST_SEGMENT + len("longer ")
+    _, segments = said(INFO, "abcd " * (LONGEST_SEGMENT // 5))
+    assert [s.cut for s in segments] == [False], "nothing follows the word that is one too many"
     long, segments = said(replace(INFO, settles=True))  # all of it may have to be replaced
     assert [(s.text, s.cut) for s in segments] == [(long, False)]
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -200,10 +201,24 @@ def test_files(tokenizer: Tokenizer, tmp_path: Path):
         WordLanguageModel.load(Path(__file__), tokenizer)
     with safe_open(path, framework="numpy") as file:
         tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
-    del tensors["bigrams.sizes"]
-    save_file(tensors, path, metadata)
-    with pytest.raises(LanguageModelError, match="do not fit together"):
-        WordLanguageModel.load(path, tokenizer)
+    for name, wrong in (
+        ("bigrams.sizes", None),
+        ("trigrams.sizes", np.zeros(99, np.int32)),
+        ("trigrams.sizes", tensors["trigrams.sizes"] + 0.5),
+        ("bigrams.masses", tensors["bigrams.masses"][1:]),
+        ("bigrams.words", tensors["bigrams.words"] + 99),
+        ("unigrams", tensors["unigrams"][1:]),
+        ("spelling", tensors["spelling"][:5, :5]),
+        ("characters", tensors["characters"][None]),
+    ):
+        kept = {n: t for n, t in tensors.items() if n != name} | ({} if wrong is None else {name: wrong})
+        save_file(kept, path, metadata)
+        with pytest.raises(LanguageModelError, match="do not fit together"):
+            WordLanguageModel.load(path, tokenizer)
+    for vocabulary in ("[", "null", "5"):
+        save_file(tensors, path, metadata | {"vocabulary": vocabulary})
+        with pytest.raises(LanguageModelError, match="do not fit together"):
+            WordLanguageModel.load(path, tokenizer)
     with pytest.raises(VocabularyError, match="recogniser of characters"):
         WordLanguageModel(model.counts, Tokenizer.from_texts(["aa b"], "words"))
 

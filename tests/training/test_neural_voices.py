@@ -30,6 +30,7 @@ from mocha_training.synthesis import find_voices
 from mocha_training.voices import Program, SynthesisError
 
 SENTENCE = "She asked whether anybody had seen her younger brother near the library."
+SHORT = "She asked whether anybody had seen him."
 
 
 @pytest.fixture(scope="session")
@@ -74,12 +75,12 @@ def test_kokoro_says_what_is_written_in_mixes_of_voices_too(directory: Path, bun
     one, other = (KokoroVoice(network, ((name, 1.0),)) for name in ("jf_alpha", "jm_kumo"))
     between = KokoroVoice(network, (("jf_alpha", 0.5), ("jm_kumo", 0.5)))
     assert (one.name, between.name) == ("jf_alpha", "jf_alpha 0.50 jm_kumo 0.50")
-    spoken = [voice.speak(SENTENCE, 1.0) for voice in (one, between, other)]
+    spoken = [voice.speak(SHORT, 1.0) for voice in (one, between, other)]
     for audio in spoken:
-        assert audio.dtype == np.float32 and 3 < len(audio) / 16_000 < 8 and 0.05 < np.abs(audio).max() <= 1
+        assert audio.dtype == np.float32 and 2 < len(audio) / 16_000 < 5 and 0.05 < np.abs(audio).max() <= 1
     low, middle, high = sorted(map(pitch, spoken))
     assert high > 1.3 * low and pitch(spoken[1]) == middle
-    assert max(errors(audio, bundled) for audio in spoken) < 0.5
+    assert max(errors(audio, bundled, SHORT) for audio in spoken) < 0.5
 
 
 def test_voices_are_those_of_the_directory_and_mixes_of_them(directory: Path):
@@ -106,7 +107,7 @@ def test_the_command_reads_with_the_voices_that_are_asked_for(directory: Path, t
         "--text",
         str(tmp_path / "text"),
         "--hours",
-        "0.003",
+        "0.001",
     ]
     command += ["--kokoro", str(directory), "--program", "kokoro", "--program", "hibari", "--out", str(tmp_path / "a")]
     subprocess.run(command, check=True)
@@ -163,7 +164,7 @@ def pitch(audio: Audio) -> float:
     return float(np.median(found))
 
 
-def errors(audio: Audio, bundled: Recognizer) -> float:
+def errors(audio: Audio, bundled: Recognizer, sentence: str = SENTENCE) -> float:
     """The share of the sentence's characters that the bundled model misreads, greedily."""
     heard = "".join(e.text for e in bundled.transcribe(torch.from_numpy(audio)))
-    return float(jiwer.cer(normalize_text(SENTENCE), normalize_text(heard)))
+    return float(jiwer.cer(normalize_text(sentence), normalize_text(heard)))
