@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -132,13 +131,15 @@ def load_checkpoint(path: str | Path | None = None, device: str = "cpu") -> Chec
     try:
         config = ModelConfig.model_validate_json(metadata["config"])
         tokenizer = Tokenizer(json.loads(metadata["vocabulary"]), cast(Units, metadata.get("units", "characters")))
-        provenance = json.loads(metadata["provenance"])
+        provenance = dict(json.loads(metadata["provenance"]))
         fitted = [metadata.get(name) for name in ("calibration", "file_calibration")]
         calibrations = [Calibration.model_validate_json(json_) if json_ else None for json_ in fitted]
         if tokenizer.vocab_size != config.vocab_size:
             raise ValueError(f"{tokenizer.vocab_size} symbols for a model of {config.vocab_size}")
         model = SpeechModel(config)
         model.load_state_dict(_restored(weights))
-    except (KeyError, ValidationError, ValueError, RuntimeError) as error:
+        if not all(t.isfinite().all() for t in weights.values()):
+            raise ValueError("there are weights that are no finite numbers")
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:  # ValidationError is a ValueError
         raise CheckpointError(f"{path}: its parts do not fit together ({error})") from error
     return Checkpoint(model.to(torch.device(device)).eval(), config, tokenizer, provenance, *calibrations)

@@ -3,7 +3,7 @@
 Knows nothing of tensors: only numbers, their meaning and their limits. Presets are typed functions at the end.
 """
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -15,7 +15,7 @@ class FeatureConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    sample_rate: int = Field(SAMPLE_RATE, description="Hz")
+    sample_rate: int = Field(SAMPLE_RATE, gt=0, description="Hz")
     window_samples: int = Field(400, gt=0, description="25 ms at 16 kHz")
     hop_samples: int = Field(160, gt=0, description="10 ms at 16 kHz")
     num_fft: int = Field(512, gt=0)
@@ -26,6 +26,14 @@ class FeatureConfig(BaseModel):
     energy: bool = Field(False, description="append the logarithm of the window's energy to the mel bands")
     deltas: bool = Field(False, description="append first and second differences (causal)")
     tail_samples: int = Field(3200, ge=0, description="silence appended by flush, so that late selections still fire")
+
+    @model_validator(mode="after")
+    def _bands_and_window_fit(self) -> Self:
+        if not 0 <= self.lowest_hz < self.highest_hz:
+            raise ValueError("highest_hz is above lowest_hz, and that not below 0")
+        if self.num_fft < self.window_samples:
+            raise ValueError("num_fft is at least window_samples")
+        return self
 
     @property
     def num_bands(self) -> int:
@@ -53,7 +61,7 @@ class EncoderConfig(BaseModel):
 
     conv_channels: tuple[int, ...] = (32, 32)
     num_conv_lstm_layers: int = Field(1, ge=0)
-    lstm_sizes: tuple[int, ...] = (256, 256, 256)
+    lstm_sizes: tuple[Annotated[int, Field(gt=0)], ...] = Field((256, 256, 256), min_length=1)
     projection_size: int | None = Field(
         256, gt=0, description="dense layer, batch norm and ReLU after each LSTM layer; None for LSTM layers alone"
     )
@@ -136,7 +144,7 @@ class DecoderConfig(BaseModel):
     lstm_size: int = Field(256, gt=0)
     output_context: bool = Field(True, description="whether the output layer sees the context beside the LSTM's output")
     dropout: float = Field(0.0, ge=0, lt=1)
-    max_emissions_per_frame: int = Field(4, gt=0, description="then the pointer must move on by one frame")
+    max_emissions_per_frame: int = Field(4, gt=0, le=16, description="then the pointer must move on by one frame")
     max_emissions_at_end: int = Field(8, ge=0, description="symbols emitted from the zero context after the audio ends")
     endpoint_frames: int = Field(
         20, gt=0, description="frames without a character (by CTC) or an emission that end a segment"

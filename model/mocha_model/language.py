@@ -115,6 +115,7 @@ class WordLanguageModel:
             self._recurrent_number[recurrent.words] = torch.arange(len(recurrent.words)) + OTHER + 1
             own = torch.from_numpy(recurrent.words)
             self._ranges = WordRanges(recurrent.lstm, own, self._unigrams[: num_words + 1])
+        self._lexicons: dict[tuple[str, ...], Lexicon | None] = {}
         spelled = [tokenizer.encode(word) for word in counts.words]
         self._children, self._bounds = prefix_tree(spelled, tokenizer.vocab_size)
 
@@ -132,7 +133,9 @@ class WordLanguageModel:
 
         The numbers from V on stand for no word, and have none.
         """
-        return Lexicon.of((*self.said, (), (), ()), phones) if self.said else None
+        if phones not in self._lexicons:
+            self._lexicons[phones] = Lexicon.of((*self.said, (), (), ()), phones) if self.said else None
+        return self._lexicons[phones]
 
     def known(self, symbols: Sequence[int]) -> tuple[int, int | None]:
         """How many of `symbols`, from the first on, some word begins with; and the number of the word that all are."""
@@ -311,29 +314,38 @@ class WordLanguageModel:
                 metadata = file.metadata() or {}
                 if metadata.get("format") != cls.FORMAT:
                     raise LanguageModelError(f"{path}: not a {cls.FORMAT} file")
-                if tuple(json.loads(metadata.get("vocabulary", "[]"))) != tuple(tokenizer.symbols):
-                    raise VocabularyError(f"{path}: made for another vocabulary than the recogniser's")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except FileNotFoundError as error:
             raise LanguageModelError(f"{path}: no such language model") from error
         except (SafetensorError, OSError) as error:
             raise LanguageModelError(f"{path}: not a readable safetensors file ({error})") from error
         try:
-            words = tuple(tensors["words"].tobytes().decode().split("\n"))
-            tables = {}
-            for name in ("bigrams", "trigrams"):
-                sizes = tensors[f"{name}.sizes"]
-                context = np.repeat(np.arange(len(sizes)), sizes)
-                keys = context * (len(words) + 2) + tensors[f"{name}.words"]
-                tables[name] = (keys, np.exp(tensors[f"{name}.masses"].astype(np.float32)))
-            names = ("unigrams", "pairs", "spelling", "characters")
-            unigrams, pairs, spelling, characters = (tensors[name] for name in names)
-            recurrent = _recurrent(tensors, len(words), float(metadata["share"]))
-            said = _said(tensors, len(words))
-        except (KeyError, ValueError, RuntimeError) as error:
+            if tuple(json.loads(metadata["vocabulary"])) != tokenizer.symbols:
+                raise VocabularyError(f"{path}: made for another vocabulary than the recogniser's")
+            counts = _counts(tensors, tokenizer.vocab_size)
+            recurrent = _recurrent(tensors, len(counts.words), float(metadata["share"]))
+            return cls(counts, tokenizer, recurrent, _said(tensors, len(counts.words)))
+        except LanguageModelError:
+            raise
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
             raise LanguageModelError(f"{path}: its parts do not fit together ({error})") from error
-        counts = WordCounts(words, unigrams, **tables, pairs=pairs, spelling=spelling, characters=characters)
-        return cls(counts, tokenizer, recurrent, said)
+
+
+def _counts(tensors: dict[str, NDArray[Any]], vocab_size: int) -> WordCounts:
+    """What is counted, of a file's tensors; raises LookupError, TypeError or ValueError where they do not fit."""
+    words = tuple(tensors["words"].tobytes().decode().split("\n"))
+    names = ("unigrams", "pairs", "spelling", "characters")
+    unigrams, pairs, spelling, characters = (tensors[name] for name in names)
+    if (unigrams.shape, spelling.shape, characters.shape) != ((len(words) + 1,), (vocab_size,) * 2, (vocab_size,)):
+        raise ValueError(f"counts of other words than {len(words)}, or other symbols than {vocab_size}")
+    stride, tables = len(words) + 2, {}
+    for name, num_contexts in (("bigrams", stride), ("trigrams", len(pairs))):
+        sizes, last, masses = (tensors[f"{name}.{part}"] for part in ("sizes", "words", "masses"))
+        if not (len(sizes) <= num_contexts and sizes.sum() == len(last) == len(masses) and (last < stride).all()):
+            raise ValueError(f"{name} of other words")
+        keys = np.repeat(np.arange(len(sizes)), sizes) * stride + last
+        tables[name] = (keys, np.exp(masses.astype(np.float32)))
+    return WordCounts(words, unigrams, **tables, pairs=pairs, spelling=spelling, characters=characters)
 
 
 def _recurrent(tensors: dict[str, NDArray[Any]], num_words: int, share: float) -> Recurrent | None:

@@ -5,6 +5,9 @@ a `Wording`.
 """
 
 import logging
+import sys
+import threading
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -37,8 +40,8 @@ class Trie:
     """The phrases of a row, or of all.
 
     Attributes:
-        next_node: [N, V] int64, where each symbol leads.
-        worth: [N, V, 2] float32, what it adds: bonuses, and prices.
+        next_node: [N, V] int32, where each symbol leads.
+        worth: [N, V, 2] float32, what it adds: bonuses, and prices; [N, V, 1] where words have no price.
         labels: [N, P] int16, the phones of the word that is complete at a node, then zeros; of those that a search
             knows by itself, none.
 
@@ -47,14 +50,6 @@ class Trie:
     next_node: Tensor
     worth: Tensor
     labels: Tensor
-
-
-@dataclass(frozen=True)
-class Favoured:
-    """Phrases of a row, normalised, and their trie."""
-
-    phrases: frozenset[str]
-    trie: Trie
 
 
 class Wording:
@@ -92,9 +87,9 @@ class Wording:
         return taken
 
 
-@lru_cache(maxsize=1024)  # many streams have the same list
+@lru_cache(maxsize=64)  # many streams have the same list
 def _said(words: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    return pronounce(words)
+    return {word: tuple(map(sys.intern, phones)) for word, phones in pronounce(words).items()}
 
 
 @lru_cache(maxsize=16)
@@ -112,14 +107,17 @@ class PhraseBook:
     complete first is said; one that contains it adds the rest. The end of a segment completes a phrase as a space does.
     What its words cost in a search comes back in the same way. All tries lie in one table, the same phrases of several
     rows once; node 0 belongs to rows without phrases and is worth nothing.
+
+    `add` may be called in any thread, beside one that searches and removes, and does not keep it waiting.
     """
 
     def __init__(self, tokenizer: Tokenizer, bonus: float = PHRASE_BONUS, wording: Wording | None = None) -> None:
         """`bonus` is per character of a phrase, beside the price that its words have in a search, of its `wording`."""
         self._tokenizer, self._bonus, self._wording = tokenizer, bonus, wording
+        self._inserting, self._lock = threading.Lock(), threading.Lock()  # the second for moments, of what follows
         self._vacant: list[tuple[int, int]] = []  # (first node, how many) that are free, sorted
         self._sizes: dict[int, int] = {}  # nodes of the trie that begins at a node
-        self._users: dict[int, int] = {}  # how often `insert` gave a root that was not removed
+        self._users: dict[int, int] = {}  # how often `add` gave a root that was not removed
         self._roots: dict[frozenset[str], int] = {}
         self._table = _table(1, tokenizer.vocab_size, wording)
 
@@ -128,46 +126,60 @@ class PhraseBook:
         return len(self._sizes)
 
     def add(self, phrases: Sequence[str]) -> int:
-        """The root of their trie, for `PhraseState.root`; 0 if there are no phrases. Words are normalised."""
-        return self.insert(self.trie(phrases))
+        """The root of their trie, for `PhraseState.root`; 0 if there are no phrases.
 
-    def trie(self, phrases: Sequence[str]) -> Favoured | None:
-        """What `insert` takes. Nearly all the work, and may be done in any thread: it leaves the table alone."""
-        cleaned = [text for text in (normalize_text(p, self._tokenizer.units) for p in phrases) if text]
+        Words are normalised; phrases with a character that the search does not write are left out.
+        """
+        cleaned = [text for text in map(self._cleaned, phrases) if text]
         if not cleaned:
-            return None
-        return Favoured(frozenset(cleaned), _trie(cleaned, self._tokenizer, self._bonus, self._wording))
-
-    def insert(self, favoured: Favoured | None) -> int:
-        """See `add`."""
-        if favoured is None:
             return 0
-        if favoured.phrases not in self._roots:
-            self._roots[favoured.phrases] = self._put(favoured.trie)
-        root = self._roots[favoured.phrases]
-        self._users[root] = self._users.get(root, 0) + 1
+        together = frozenset(cleaned)
+        if root := self._shared(together):
+            return root
+        trie = _trie(cleaned, self._tokenizer, self._bonus, self._wording)
+        with self._inserting:
+            if root := self._shared(together):
+                return root
+            first = self._place(len(trie.worth))
+            placed = replace(trie, next_node=trie.next_node + first)
+            scatter_rows(self._table, torch.arange(first, first + len(trie.worth)), placed)
+            root = first + 1  # where a word may begin
+            with self._lock:
+                self._sizes[first], self._roots[together], self._users[root] = len(trie.worth), root, 1
         return root
 
-    def _put(self, trie: Trie) -> int:
-        first, count = self._place(len(trie.worth)), len(trie.worth)
-        placed = replace(trie, next_node=trie.next_node + first)
-        scatter_rows(self._table, torch.arange(first, first + count), placed)
-        self._sizes[first] = count
-        return first + 1  # where a word may begin
+    def _shared(self, phrases: frozenset[str]) -> int:
+        """The root of phrases that are there already, for one user more; else 0."""
+        with self._lock:
+            if root := self._roots.get(phrases, 0):
+                self._users[root] += 1
+        return root
+
+    def _cleaned(self, phrase: str) -> str:
+        """A phrase as the search may write it, without marks on letters if it writes none; else nothing."""
+        text = normalize_text(phrase, self._tokenizer.units)
+        if Tokenizer.unk_id in self._tokenizer.encode(text):
+            bare = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+            text = normalize_text(bare, self._tokenizer.units)
+        if Tokenizer.unk_id in self._tokenizer.encode(text):
+            _warn("phrases with characters that the recogniser does not write are left out")
+            return ""
+        return text
 
     def remove(self, root: int) -> None:
-        """Take back what `insert` gave once, which that row may not use any longer; 0 does nothing."""
-        if root and self._users[root] > 1:
-            self._users[root] -= 1
-        elif root:
-            del self._users[root]
-            self._roots = {phrases: at for phrases, at in self._roots.items() if at != root}
-            self._vacate(root - 1, self._sizes.pop(root - 1))
-            if not self._sizes:
-                self._vacant, self._table = [], _table(1, self._tokenizer.vocab_size, self._wording)
+        """Take back what `add` gave once, which that row may not use any longer; 0 does nothing."""
+        with self._lock:
+            if root and self._users[root] > 1:
+                self._users[root] -= 1
+            elif root:
+                del self._users[root]
+                self._roots = {phrases: at for phrases, at in self._roots.items() if at != root}
+                self._vacate(root - 1, self._sizes.pop(root - 1))
+                if not self._sizes and not self._inserting.locked():
+                    self._vacant, self._table = [], _table(1, self._tokenizer.vocab_size, self._wording)
 
     def _vacate(self, first: int, count: int) -> None:
-        """Free `count` nodes; what is free in a row is one vacancy, so that longer tries find room there."""
+        """Free `count` nodes; what is free in a row is one vacancy, so that longer tries find room there. Locked."""
         vacant: list[tuple[int, int]] = []
         for at, size in sorted([*self._vacant, (first, count)]):
             if vacant and sum(vacant[-1]) == at:
@@ -176,17 +188,25 @@ class PhraseBook:
         self._vacant = vacant
 
     def _place(self, count: int) -> int:
-        """The first of `count` nodes in a row that are free."""
-        for index, (first, size) in enumerate(self._vacant):
-            if size >= count:
-                self._vacant[index : index + 1] = [(first + count, size - count)] if size > count else []
-                return first
-        first = len(self._table.worth)
-        more = max(count, first)  # at least doubled, so that adding stays cheap
-        self._table = map_state(lambda x: torch.cat([x, x.new_zeros(more, *x.shape[1:])]), self._table)
-        if more > count:
-            self._vacant.append((first + count, more - count))
+        """The first of `count` nodes in a row that are free, and are not any longer; while nobody else inserts."""
+        if (first := self._taken(count)) is None:
+            size = len(self._table.worth)
+            more = max(count, size)  # at least doubled, so that adding stays cheap; what nobody writes takes no memory
+            longer = map_state(lambda x: _longer(x, more), self._table)
+            with self._lock:
+                self._table = longer
+                self._vacate(size, more)
+            first = self._taken(count)
+        assert first is not None
         return first
+
+    def _taken(self, count: int) -> int | None:
+        with self._lock:
+            for index, (first, size) in enumerate(self._vacant):
+                if size >= count:
+                    self._vacant[index : index + 1] = [(first + count, size - count)] if size > count else []
+                    return first
+        return None
 
     def init_state(self, batch_size: int, device: torch.device) -> PhraseState:
         """Rows without phrases."""
@@ -216,7 +236,8 @@ class PhraseBook:
         """Follow one symbol."""
         if not self._sizes:
             return state
-        return PhraseState(self._table.next_node[state.node.cpu(), token.cpu()].to(token.device), state.root)
+        into = self._table.next_node[state.node.cpu(), token.cpu()].long()
+        return PhraseState(into.to(token.device), state.root)
 
     def sounds(self, state: PhraseState, ended: bool = True) -> Tensor | None:
         """Phones [B, P] int64, then zeros, of the words that have just `ended`, or would if they did now.
@@ -226,7 +247,7 @@ class PhraseBook:
         if not self._sizes or not self._table.labels.shape[1]:
             return None
         node = state.node.cpu()
-        at = node if ended else self._table.next_node[node, self._tokenizer.space_id]
+        at = node if ended else self._table.next_node[node, self._tokenizer.space_id].long()
         return self._table.labels[at].long().to(state.node.device)
 
 
@@ -240,9 +261,16 @@ class LivePhrases:
 
 def _table(size: int, vocab_size: int, wording: Wording | None) -> Trie:
     """Of nodes that lead nowhere."""
-    phones = wording.lexicon.labels.shape[1] if wording else 0
-    worth, labels = torch.zeros(size, vocab_size, 2), torch.zeros(size, phones, dtype=torch.int16)
-    return Trie(torch.zeros(size, vocab_size, dtype=torch.int64), worth, labels)
+    phones, kinds = (wording.lexicon.labels.shape[1], 2) if wording else (0, 1)
+    worth, labels = torch.zeros(size, vocab_size, kinds), torch.zeros(size, phones, dtype=torch.int16)
+    return Trie(torch.zeros(size, vocab_size, dtype=torch.int32), worth, labels)
+
+
+def _longer(x: Tensor, more: int) -> Tensor:
+    """Rows x [N, ...] and `more` of anything."""
+    longer = x.new_empty(len(x) + more, *x.shape[1:])
+    longer[: len(x)] = x
+    return longer
 
 
 @dataclass
@@ -287,7 +315,8 @@ def _trie(phrases: Sequence[str], tokenizer: Tokenizer, bonus: float, wording: W
     nodes = _nodes(phrases, tokenizer, bonus, wording)
     trie = _table(len(nodes), tokenizer.vocab_size, wording)
     next_node, worth = trie.next_node.numpy(), trie.worth.numpy()
-    gain, completes = np.array([node.gain for node in nodes]), np.array([node.completes for node in nodes])
+    gain = np.array([node.gain for node in nodes])[:, : worth.shape[2]]
+    completes = np.array([node.completes for node in nodes])
     earned, kept, tail = np.zeros_like(gain), np.zeros_like(gain), np.zeros(len(nodes), dtype=np.int64)
     next_node[0, tokenizer.space_id] = 1
     level = np.array([1])  # all beginnings of one length; the tails of longer ones are shorter

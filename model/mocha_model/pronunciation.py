@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 VOICE = "en-us"
 AFTER = "so"  # said after each word, which would be named, not said, if it were a single letter
+TIMEOUT_S = 30  # of a program that hangs
 NO_PHONE = str.maketrans("", "", "',%=|:;~*!?#-2")  # stress, length, pauses, glottal stops, and shades of one phone
 REDUCED = {"a#": "@"}
 
@@ -22,11 +23,13 @@ def pronounce(words: Iterable[str]) -> dict[str, tuple[str, ...]]:
     command = ["espeak-ng", "-q", "-x", "--sep=_", "-v", VOICE, "--stdin"]
     text = "".join(f"{word} {AFTER}.\n\n" for word in unique)
     try:
-        said = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+        said = subprocess.run(command, input=text, capture_output=True, text=True, check=True, timeout=TIMEOUT_S).stdout
     except FileNotFoundError as error:
         raise PronunciationError("phones are what espeak-ng says: install the Debian package espeak-ng") from error
     except subprocess.CalledProcessError as error:
         raise PronunciationError(f"espeak-ng: {error.stderr.strip()}") from error
+    except subprocess.TimeoutExpired as error:
+        raise PronunciationError(f"espeak-ng says nothing within {TIMEOUT_S} s") from error
     lines = [line.split() for line in said.splitlines() if line.strip()]
     if len(lines) != len(unique):
         raise PronunciationError(f"espeak-ng says {len(unique)} words in {len(lines)} lines")

@@ -5,6 +5,7 @@ Owns no audio and no sockets; the caller keeps the state. Use one instance from 
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mocha_model.checkpoint import BUNDLED, CheckpointError, load_checkpoint
 from mocha_model.confidence import Calibration
 from mocha_model.config import ModelConfig, SearchConfig
 from mocha_model.emissions import Emission
+from mocha_model.encoder import Encoder
 from mocha_model.features import FeatureState
 from mocha_model.joint import JointConfig, JointSearch, wording
 from mocha_model.language import VocabularyError, WordLanguageModel
@@ -51,12 +53,18 @@ def language_for(tokenizer: Tokenizer, path: Path | None = None) -> WordLanguage
 
     Raises LanguageModelError.
     """
+    if path:
+        return WordLanguageModel.load(path, tokenizer)
     try:
-        return WordLanguageModel.load(path or BUNDLED_LANGUAGE, tokenizer)
+        return _bundled_language(tokenizer)
     except VocabularyError:
-        if path:
-            raise
         return None
+
+
+@lru_cache(maxsize=1)
+def _bundled_language(tokenizer: Tokenizer) -> WordLanguageModel:
+    """Read once for all that search with it."""
+    return WordLanguageModel.load(BUNDLED_LANGUAGE, tokenizer)
 
 
 def joint_search(
@@ -125,16 +133,19 @@ class Recognizer:
         calibration: Calibration | None = None,
         file_calibration: Calibration | None = None,
         settled: JointConfig | None = None,
+        encoder: Encoder | None = None,
     ) -> None:
         """Greedy search, or the beam or joint search that `beam` describes, with the scorers of `fusion`.
 
         Or greedy search whose segments a joint search settles, as `settled` describes: see `settling`. With `phrases`,
         each stream may have phrases of its own (see `init_state`); `calibration` is of its confidence,
-        `file_calibration` of what a joint search gives.
+        `file_calibration` of what a joint search gives. `encoder` is that of another recogniser with this model, to be
+        shared, if given.
         """
         self.model, self.tokenizer, self.provenance = model.eval(), tokenizer, provenance or {}
         self.config = model.config
-        self._encoder = quantized(model.encoder) if model.features.mean.device.type == "cpu" else model.encoder
+        on_cpu = model.features.mean.device.type == "cpu"
+        self._encoder = encoder or (quantized(model.encoder) if on_cpu else model.encoder)
         self.phrases, self.calibration, self.file_calibration = phrases, calibration, file_calibration
         self._fusion = fusion or Fusion(())
         patience = beam.patience if isinstance(beam, JointConfig) else 0
@@ -194,17 +205,11 @@ class Recognizer:
             return self._greedy()
         config, fusion = found
         if patience_s is not None:
-            frames = int(patience_s * self.sample_rate) // self.frame_samples
+            frames = round(patience_s * self.sample_rate) // self.frame_samples
             config = live_joint(config, max(1, frames - self.config.encoder.look_ahead_frames))
-        return Recognizer(
-            self.model,
-            self.tokenizer,
-            self.provenance,
-            beam=config,
-            fusion=fusion,
-            phrases=self._joint_phrases(fusion),
-            calibration=self.file_calibration or self.calibration,
-        )
+        calibration = self.file_calibration or self.calibration
+        phrases = self._joint_phrases(fusion)
+        return self._alike(beam=config, fusion=fusion, phrases=phrases, calibration=calibration)
 
     def settling(self, width: int, language: WordLanguageModel | None = None) -> "Recognizer":
         """The same model, greedy, whose segments are settled by a `joint_search` when they end.
@@ -215,10 +220,7 @@ class Recognizer:
         if (found := joint_search(self.config, self.tokenizer, width, language)) is None:
             return self._greedy()
         config, fusion = found
-        return Recognizer(
-            self.model,
-            self.tokenizer,
-            self.provenance,
+        return self._alike(
             fusion=fusion,
             phrases=self._joint_phrases(fusion),
             calibration=self.calibration,
@@ -227,14 +229,12 @@ class Recognizer:
         )
 
     def _greedy(self) -> "Recognizer":
-        return Recognizer(
-            self.model,
-            self.tokenizer,
-            self.provenance,
-            phrases=PhraseBook(self.tokenizer) if self.phrases is not None else None,
-            calibration=self.calibration,
-            file_calibration=self.file_calibration,
-        )
+        phrases = PhraseBook(self.tokenizer) if self.phrases is not None else None
+        return self._alike(phrases=phrases, calibration=self.calibration, file_calibration=self.file_calibration)
+
+    def _alike(self, **search: Any) -> "Recognizer":
+        """The same network behind another search."""
+        return Recognizer(self.model, self.tokenizer, self.provenance, encoder=self._encoder, **search)
 
     def _joint_phrases(self, fusion: Fusion) -> PhraseBook | None:
         if self.phrases is None:

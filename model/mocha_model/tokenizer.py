@@ -38,6 +38,8 @@ class Tokenizer:
 
     def __init__(self, symbols: Sequence[str], units: Units = "characters") -> None:
         """`symbols` are all symbols in order of id, the four special ones first; raises ValueError otherwise."""
+        if not all(isinstance(symbol, str) for symbol in symbols):
+            raise ValueError("symbols are strings")
         if tuple(symbols[:4]) != SPECIALS:
             raise ValueError(f"a vocabulary starts with {SPECIALS}, not {tuple(symbols[:4])}")
         if len(set(symbols)) != len(symbols):

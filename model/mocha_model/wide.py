@@ -351,7 +351,7 @@ class WideSearch(ABC):
         frames = last.repeat_interleave(self.width)
         finished = self._finish(flat_rows(state.hypotheses), frames)
         too_long = (finished.length > MAX_UNSTABLE) & (finished.score > -torch.inf)
-        crowded = rows & too_long.view(len(rows), -1).any(1)
+        crowded = rows & too_long.view(-1, self.width).any(1)
         if crowded.any():  # once more, with room for all that is added
             roomy = self._tell_stable(state, symbols, crowded, state.values, self.config.max_emissions_at_end)
             state = where_rows(crowded, roomy, state)

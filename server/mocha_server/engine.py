@@ -8,12 +8,13 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 
-from mocha_model.phrases import Favoured, PhraseBook
+from mocha_model.phrases import PhraseBook
 from mocha_model.recognizer import Recognizer
 from mocha_model.streaming import first_rows, gather_rows, scatter_rows
 from mocha_server.audio import Samples
@@ -166,12 +167,17 @@ class Engine:
         """Where the phrases of all streams are, if they may have any."""
         return self._recognizer.phrases
 
-    def favour(self, stream: Stream, favoured: Favoured | None) -> None:
-        """See `Stream.favour`."""
+    def favour(self, stream: Stream, phrases: Sequence[str]) -> None:
+        """See `Stream.favour`; in any thread, and may take seconds."""
+        if self.phrases is None:
+            return
+        root = self.phrases.add(phrases)
         with self._lock:
-            if self.phrases is not None and not stream.closed:
+            if stream.closed:
+                self._forgotten.append(root)
+            else:
                 stream.old_phrases.append(stream.phrases)
-                stream.phrases = self.phrases.insert(favoured)
+                stream.phrases = root
 
     def release(self, stream: Stream) -> None:
         """See `Stream.close`; twice is the same as once."""

@@ -66,9 +66,7 @@ class Stream:
 
     async def favour(self, phrases: Sequence[str]) -> None:
         """Favour these phrases, and no others, from the next beginning: the first audio, or what follows a flush."""
-        if (book := self.engine.phrases) is not None:
-            favoured = await asyncio.get_running_loop().run_in_executor(PHRASE_READERS, book.trie, phrases)
-            self.engine.favour(self, favoured)
+        await asyncio.get_running_loop().run_in_executor(PHRASE_READERS, self.engine.favour, self, phrases)
 
     def finish(self) -> None:
         """No more audio: flush, then the iteration ends."""
