@@ -74,7 +74,8 @@ class Transcript:
     """Push emissions in, get `Text` and `Segment` messages out. Holds one open segment.
 
     A segment has the text that was emitted, or the one that revises it if there is one. It ends where the recogniser
-    says so, or with the word that makes it `LONGEST_SEGMENT`, unless all of it may be revised.
+    says so, or before the character that follows the word that makes it `LONGEST_SEGMENT`, unless all of it may be
+    revised.
     """
 
     def __init__(self, info: ModelInfo, offset_samples: int = 0) -> None:
@@ -98,24 +99,31 @@ class Transcript:
             if emission.revises:
                 self._settled.push(emission, self._until_s)
                 continue
+            if self._is_long() and not emission.end_of_segment:
+                messages += self._ended(pending, cut=True)
+                pending = []
             self._live.push(emission, self._until_s)
-            if emission.end_of_segment:
-                self._settled.push(emission, self._until_s)
-            else:
+            if not emission.end_of_segment:
                 pending.append(emission)
-                if not self._ends_long_segment(emission):
-                    continue
-            messages += self._delta(pending)
+                continue
+            self._settled.push(emission, self._until_s)
+            messages += self._ended(pending, cut=False)
             pending = []
-            reading = self._settled if self._settled.text.strip() else self._live
-            if reading.text.strip():
-                messages.append(self._close(reading, cut=not emission.end_of_segment))
-            self._live.clear()
-            self._settled.clear()
         return messages + self._delta(pending)
 
-    def _ends_long_segment(self, emission: Emission) -> bool:
-        return len(self._live.text) >= LONGEST_SEGMENT and emission.text.endswith(" ") and not self._info.settles
+    def _is_long(self) -> bool:
+        """Whether the segment ends where it is if anything follows in it."""
+        return len(self._live.text) >= LONGEST_SEGMENT and self._live.text.endswith(" ") and not self._info.settles
+
+    def _ended(self, pending: list[Emission], cut: bool) -> list[Text | Segment]:
+        """The messages of a segment's last characters and of its end."""
+        messages = self._delta(pending)
+        reading = self._settled if self._settled.text.strip() else self._live
+        if reading.text.strip():
+            messages.append(self._close(reading, cut))
+        self._live.clear()
+        self._settled.clear()
+        return messages
 
     def _delta(self, emissions: list[Emission]) -> list[Text | Segment]:
         if not emissions:
