@@ -1,4 +1,4 @@
-# Two stages: build a virtual environment, then copy it into an image that runs as nobody.
+# Two stages: build a virtual environment, then copy it into an image that runs as a user without rights.
 # PyTorch's CPU wheels make it far smaller: `--build-arg TORCH_INDEX=…`, the index that PyTorch's install page names.
 FROM python:3.11-slim AS build
 ARG TORCH_INDEX

@@ -43,7 +43,9 @@ class Settings(BaseSettings):
         le=512,
         description="hypotheses of the search that settles a greedy segment when it ends; 0: none",
     )
-    language_model: Path | None = Field(None, description="of all these searches; else the bundled one, if it fits")
+    language_model: Path | None = Field(
+        None, description="of all these searches; else the bundled one, if the model writes the same characters"
+    )
     block_ms: int = Field(80, ge=20, le=1000, description="audio that a live stream gathers before a step")
     max_buffer_s: float = Field(
         4.0, gt=0, le=3600, description="most audio waiting per stream (at least a block); beyond it, reading slows"

@@ -319,7 +319,7 @@ def train_lm(
     ] = 0,
     held_out: HeldOut = None,
 ) -> None:
-    """Make a language model of words for the search that reads files."""
+    """Make a language model of words for joint search: files, patient streams, settled segments."""
     try:
         outputs.make_ready(out)
         recogniser = load_checkpoint(model)

@@ -35,7 +35,7 @@ export interface Character {
   frame: number;
   /** Seconds from the start of the stream at which that frame's audio was complete. */
   time: number;
-  /** Selection probability; 0 where the end of the audio forced it. */
+  /** Selection probability, or in a patient stream the CTC branch's; 0 where the end of the audio forced it. */
   p: number;
   /** Probability of the character once the frame was selected. */
   q: number;
