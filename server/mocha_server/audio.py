@@ -3,6 +3,7 @@
 Resampling and file formats are FFmpeg's (through PyAV). How the bytes were cut never changes the samples.
 """
 
+import math
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -12,9 +13,11 @@ from numpy.typing import NDArray
 
 from mocha_server.media import decoded, opened
 from mocha_server.messages import Encoding, ErrorCode
+from mocha_server.mp4_index import promises_too_much
 
 Samples = NDArray[np.float32] | NDArray[np.int16]  # float32 in [-1, 1], or int16 as it came: see `as_float`
 Float = NDArray[np.float32]
+LEAST_S, LEAST_BYTES_PER_S = 300, 5  # audio that few bytes may be, and of more: silence takes the least
 BLOCK_SAMPLES = 1024  # resampler input; fixed blocks make its output independent of how the audio arrived
 
 
@@ -138,6 +141,8 @@ def decode_file(file: str | IO[bytes], to_rate: int) -> Iterator[Float]:
         OSError: there is no such file, or it may not be read.
 
     """
+    if not isinstance(file, str) and promises_too_much(file):
+        raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, "the file says that there is far more in it than there can be")
     try:
         container = opened(file)
     except (av.FFmpegError, ValueError, EOFError) as error:
@@ -147,12 +152,16 @@ def decode_file(file: str | IO[bytes], to_rate: int) -> Iterator[Float]:
     with container:
         if not container.streams.audio:
             raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, "the file has no audio in it")
+        seconds_left = LEAST_S + container.size / LEAST_BYTES_PER_S if container.size > 0 else math.inf
         some = False
         try:
             for block in decoded(container, format="flt", layout="mono", rate=to_rate, frame_size=to_rate // 2):
-                some = True
+                some, seconds_left = True, seconds_left - block.samples / to_rate
+                if seconds_left < 0:
+                    raise ValueError("more audio than so few bytes can hold")
                 yield np.nan_to_num(block.to_ndarray()[0]).clip(-1, 1)
         except (av.FFmpegError, ValueError) as error:
-            raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, f"audio of a kind that cannot be mixed ({error})") from error
+            why = "audio of a kind that cannot be mixed" if isinstance(error, av.FFmpegError) else str(error)
+            raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, why) from error
         if not some:
             raise AudioError(ErrorCode.EMPTY_AUDIO, "the file has no audio that can be decoded")

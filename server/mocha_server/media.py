@@ -8,6 +8,10 @@ import numpy as np
 
 ALONE = {"protocol_whitelist": "none"}
 LEAST_RATE = 1000  # Hz; below, one packet of a compressed file is minutes of audio, and resampled gigabytes
+HIGHEST_RATE = 768_000  # Hz; above, making the resampler's filter takes seconds
+MOST_SAMPLES = 1 << 21  # of a packet; a few bytes may say that they are more
+PIECE_SAMPLES = 1 << 16  # of a packet that are resampled at once
+MADE_UP = ("sbg",)  # formats whose files are texts that say what is to be heard
 # PyAV before 19 reads no file whose tags are not UTF-8 unless told to; later ones do, and cannot be told.
 TAGS: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
 
@@ -18,7 +22,13 @@ def opened(file: str | IO[bytes], **settings: Any) -> Any:
     Raises av.FFmpegError, OSError, ValueError or EOFError: see `av.open`, which is given `settings`.
     """
     options = {} if isinstance(file, str) else ALONE
-    return av.open(file, mode="r", options=options, **TAGS, **settings)
+    container = av.open(file, mode="r", options=options, **TAGS, **settings)
+    if container.format.name in MADE_UP:
+        container.close()
+        raise ValueError(f"a {container.format.name} file has no audio in it")
+    for stream in container.streams.audio:
+        stream.codec_context.options = {"max_samples": str(MOST_SAMPLES)}
+    return container
 
 
 def decoded(container: Any, **target: Any) -> Iterator[Any]:
@@ -28,9 +38,9 @@ def decoded(container: Any, **target: Any) -> Iterator[Any]:
     rate that no speech has.
     """
     resampler, current = None, None
-    for frame in map(_mixable, _frames(container)):
-        if frame.sample_rate < LEAST_RATE:
-            raise ValueError(f"{frame.sample_rate} Hz are too few for speech")
+    for frame in map(_mixable, _pieces(container)):
+        if not LEAST_RATE <= frame.sample_rate <= HIGHEST_RATE:
+            raise ValueError(f"{frame.sample_rate} Hz is no rate of speech")
         found = (frame.format.name, frame.layout.name, frame.sample_rate)
         if found != current:
             if resampler is not None:
@@ -52,6 +62,18 @@ def _mixable(frame: Any) -> Any:
     mixed = av.AudioFrame.from_ndarray(mean[None], format="flt", layout="mono")
     mixed.sample_rate = frame.sample_rate
     return mixed
+
+
+def _pieces(container: Any) -> Iterator[Any]:
+    """Decoded frames, none of them long."""
+    for frame in _frames(container):
+        if frame.samples <= PIECE_SAMPLES:
+            yield frame
+            continue
+        queue, frame.pts = av.AudioFifo(), None  # which would have to begin with 0
+        queue.write(frame)
+        while (piece := queue.read(PIECE_SAMPLES, partial=True)) is not None:
+            yield piece
 
 
 def _frames(container: Any) -> Iterator[Any]:

@@ -1,8 +1,10 @@
 """The native protocol without I/O: messages and bytes in, messages and samples out. No sockets, no clock, no torch."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import TypeVar
 
 import numpy as np
 from pydantic import ValidationError
@@ -13,6 +15,10 @@ from mocha_server.messages import End, Error, ErrorCode, Finish, Ready, Segment,
 from mocha_server.transcript import ModelInfo, Transcript
 
 OutMessage = Ready | Text | Segment | End | Error
+Message = TypeVar("Message")
+MAX_VALUES = 2_000  # of a JSON message, and ten times what the largest that is meant has: a list of phrases
+SEPARATORS = ",:[{"  # each value comes after one of them
+MAX_EXPLANATION = 300  # characters
 
 
 class State(Enum):
@@ -84,10 +90,10 @@ class Session:
 
     def _receive_text(self, data: str) -> Received:
         try:
-            message = client_messages.validate_json(data)
-        except ValidationError as error:
+            message = understood(client_messages.validate_json, data)
+        except MessageError as error:
             code = ErrorCode.START_EXPECTED if self.state is State.WAITING else ErrorCode.INVALID_MESSAGE
-            return self._fail(code, explain(error))
+            return self._fail(code, str(error))
         return self._receive_message(message)
 
     def _receive_message(self, message: Start | Finish) -> Received:
@@ -131,13 +137,35 @@ class Session:
 def parsed(data: str | bytes) -> str | bytes | Start | Finish:
     """A message of the client, or `data` itself if it is none, for `Session.receive` to say why."""
     if isinstance(data, str):
-        with suppress(ValidationError):
-            return client_messages.validate_json(data)
+        with suppress(MessageError):
+            return understood(client_messages.validate_json, data)
     return data
 
 
+class MessageError(ValueError):
+    """A text message that is none of its protocol's; the message says why. `cause` says it to programs."""
+
+    def __init__(self, message: str, cause: ValidationError | None = None) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+def understood(validate: Callable[[str], Message], text: str) -> Message:
+    """What `validate` makes of a client's JSON; raises MessageError.
+
+    Soon, however long it is: what holds far more values than any message has is not looked at, since each may be wrong
+    in several ways, and each error costs more than a hundred times what its bytes do.
+    """
+    if sum(text.count(separator) for separator in SEPARATORS) > MAX_VALUES:
+        raise MessageError(f"the message has more than {MAX_VALUES} values")
+    try:
+        return validate(text)
+    except ValidationError as error:
+        raise MessageError(explain(error), error) from None
+
+
 def explain(error: ValidationError) -> str:
-    """What is wrong with a message, without its content."""
+    """What is wrong with a message, with little of its content."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where, what = ".".join(str(part) for part in first["loc"]), str(first["msg"]).removeprefix("Value error, ")
-    return f"{where}: {what}" if where else what
+    return (f"{where}: {what}" if where else what)[:MAX_EXPLANATION]

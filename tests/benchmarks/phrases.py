@@ -3,15 +3,13 @@
 Rare words are those of at least five letters that the training transcripts have at most twice. Each dev utterance that
 has one is read with a list: its own rare words among `--others` that it does not have. With `--unknown` they are those
 that the bundled language model does not know, mostly names. Needs recorded speech. Run it as
-`python tests/benchmarks/phrases.py --data $MOCHA_SPEECH` (prints a table, writes docs/phrases.json).
+`python tests/benchmarks/phrases.py --data $MOCHA_SPEECH` (prints a table).
 """
 
 import argparse
-import json
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import jiwer
 import numpy as np
@@ -91,7 +89,6 @@ def main() -> None:
     parser.add_argument("--unknown", action="store_true", help="words that the language model does not know")
     parser.add_argument("--others", type=int, default=50, help="phrases of each list that are not spoken")
     parser.add_argument("--limit", type=int, default=0, help="only so many utterances")
-    parser.add_argument("--out", type=Path, default=Path("docs/phrases.json"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     checkpoint, dev = load_checkpoint(options.model), load_corpus(options.data / "dev.jsonl")
@@ -101,18 +98,15 @@ def main() -> None:
     rare = {w for w in words - known if len(w) >= MIN_LETTERS}
     dev = dev.subset([i for i, u in enumerate(dev.utterances) if rare & set(u.text.split())][: options.limit or None])
     table = Table("width", "nats per character", "rare words found", "imagined", "WER %", "time", title=str(len(rare)))
-    rows: list[dict[str, Any]] = []
+    plain = 0.0  # seconds of the first row
     for width in (0, options.joint):
         for bonus in BONUSES:
-            row = {"width": width, "bonus": bonus} | measure(
-                checkpoint, dev, rare, options.others, width, bonus, options.patience
-            )
-            rows.append(row)
+            row = measure(checkpoint, dev, rare, options.others, width, bonus, options.patience)
+            plain = plain or row["seconds"]
             name, share = str(width or "greedy"), f"{100 * row['recall']:.1f} % of {row['rare_words']}"
-            ratio = f"{row['seconds'] / rows[0]['seconds']:.2f}"
+            ratio = f"{row['seconds'] / plain:.2f}"
             table.add_row(name, str(bonus), share, str(row["imagined"]), f"{100 * row['wer']:.1f}", ratio)
     Console().print(table)
-    options.out.write_text(json.dumps({"utterances": len(dev.utterances), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,11 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from mocha_model.emissions import Emission
 from mocha_server.audio import as_float
 from mocha_server.messages import End, Error, ErrorCode, Ready, Segment, Start, Text
-from mocha_server.session import Session, State, parsed
+from mocha_server.protocols.live import Refused
+from mocha_server.protocols.openai_realtime import RealtimeTranslator
+from mocha_server.protocols.vosk import parse
+from mocha_server.protocols.wyoming import Transcribe
+from mocha_server.session import MAX_EXPLANATION, MAX_VALUES, Session, State, parsed
 from mocha_server.transcript import LONGEST_SEGMENT, ModelInfo, Transcript
 
 INFO = ModelInfo("test", 16_000, 640, 400, 4)
@@ -184,6 +189,43 @@ def test_a_word_that_ends_the_audio_keeps_a_frame_where_there_is_room(num_sample
     (segment,) = (m for m in found if isinstance(m, Segment))
     assert [(w.start, w.end) for w in segment.words] == [(0, 0.04), times]
     assert segment.end == times[1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"type":"start","phrases":[' + "1," * 9_999 + "1]}",
+        '{"type":"start",' + ",".join(f'"{n}":1' for n in range(9_999)) + "}",
+        '{"type":"start","phrases":' + "[" * 9_999,
+    ],
+)
+def test_a_message_of_far_too_many_values_is_not_looked_at(text: str):
+    """Each of these would be an error of its own, a hundred times as large as its bytes."""
+    session = Session("s1", INFO)
+    assert parsed(text) is text
+    assert fatal(session, text).message == f"the message has more than {MAX_VALUES} values"
+    with pytest.raises(Refused, match="more than"):
+        parse('{"config":{"phrase_list":[' + "1," * 9_999 + "1]}}")
+    (mistake,) = (
+        RealtimeTranslator(INFO).received('{"type":"session.update","session":{"x":[' + "1," * 9_999 + "1]}}").replies
+    )
+    assert "more than" in json.loads(mistake)["error"]["message"]
+
+
+def test_what_is_wrong_is_told_shortly():
+    name = "x" * 100_000
+    assert len(fatal(Session("s1", INFO), json.dumps({"type": name})).message) <= MAX_EXPLANATION
+    (mistake,) = RealtimeTranslator(INFO).received(json.dumps({"type": name, "event_id": name})).replies
+    assert len(mistake) < 1000
+    with pytest.raises(ValidationError) as wrong:
+        Transcribe(transcript_names=[1] * 9_999)  # type: ignore[list-item]
+    assert wrong.value.error_count() == 1
+
+
+def test_all_phrases_that_may_be_given_are_taken():
+    phrases = ["日本: [a], {b}, " + "ö" * 40] * 200
+    started(phrases=phrases)
+    assert parse(json.dumps({"config": {"phrase_list": phrases}})).config
 
 
 def test_duration_counts_samples_heard():

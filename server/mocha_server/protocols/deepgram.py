@@ -19,7 +19,7 @@ from mocha_server.messages import Character, End, Error, ErrorCode, Phrases, Seg
 from mocha_server.protocols.deepgram_options import LiveOptions, OptionError, live_options
 from mocha_server.protocols.deepgram_wire import alternative, metadata, model_info, refusal
 from mocha_server.protocols.live import Live, Refused, Request, Said, Then, WebSocketTransport, converse, has_left
-from mocha_server.session import explain
+from mocha_server.session import MessageError, explain, understood
 from mocha_server.stream import EngineError
 from mocha_server.transcript import ModelInfo
 
@@ -75,8 +75,8 @@ class DeepgramTranslator:
             self._sha256.update(message)
             return Request(audio=message)
         try:
-            control = Control.model_validate_json(message)
-        except ValidationError:
+            control = understood(Control.model_validate_json, message)
+        except MessageError:
             text = "text messages are KeepAlive, Finalize, CloseStream and Configure"
             raise Refused(Error(code=ErrorCode.INVALID_MESSAGE, message=text)) from None
         if control.type == "Configure":

@@ -19,6 +19,7 @@ from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import End, Error, ErrorCode, Segment, Start, Text
 from mocha_server.protocols.live import Live, Request, Said, Then, WebSocketTransport, converse, has_left
 from mocha_server.protocols.openai_realtime_messages import (
+    MAX_EVENT_ID,
     Append,
     ClientEvent,
     SessionConfig,
@@ -27,7 +28,7 @@ from mocha_server.protocols.openai_realtime_messages import (
     client_events,
     merged,
 )
-from mocha_server.session import explain
+from mocha_server.session import MessageError, explain, understood
 from mocha_server.transcript import ModelInfo
 
 router = APIRouter()
@@ -75,9 +76,9 @@ class RealtimeTranslator:
         if isinstance(message, bytes):
             return _mistake("events are JSON text messages, not binary ones")
         try:
-            event = client_events.validate_json(message)
-        except ValidationError as error:
-            return _mistake(explain(error), event_id=_event_id(message))
+            event = understood(client_events.validate_json, message)
+        except MessageError as error:
+            return _mistake(str(error), event_id=_event_id(message) if error.cause else None)
         return self._dispatch(event)
 
     def _dispatch(self, event: ClientEvent) -> Request[str]:
@@ -240,4 +241,4 @@ def _event_id(message: str) -> str | None:
     except orjson.JSONDecodeError:
         return None
     found = event.get("event_id") if isinstance(event, dict) else None
-    return found if isinstance(found, str) else None
+    return found if isinstance(found, str) and len(found) <= MAX_EVENT_ID else None

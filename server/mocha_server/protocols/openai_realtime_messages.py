@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from mocha_server.messages import Encoding, Phrases, Start
 
 G711_RATE = 8_000
+MAX_EVENT_ID = 512  # characters, as with OpenAI
 
 
 class _Lenient(BaseModel):
@@ -81,7 +82,7 @@ class SessionConfig(_Lenient):
 class _Event(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    event_id: str | None = None
+    event_id: str | None = Field(None, max_length=MAX_EVENT_ID)
 
 
 class Update(_Event):

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter, WebSocket
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from mocha_server.messages import End, Error, ErrorCode, Phrases, Segment, Start, Text
 from mocha_server.protocols.live import (
@@ -22,7 +22,7 @@ from mocha_server.protocols.live import (
     receive_within,
     refused,
 )
-from mocha_server.session import explain
+from mocha_server.session import MessageError, understood
 from mocha_server.stream import EngineError
 from mocha_server.transcript import ModelInfo
 
@@ -102,9 +102,9 @@ class VoskTranslator:
 def parse(text: str) -> Control:
     """A text message; raises Refused."""
     try:
-        control = Control.model_validate_json(text)
-    except ValidationError as error:
-        raise refused(ErrorCode.INVALID_MESSAGE, explain(error)) from None
+        control = understood(Control.model_validate_json, text)
+    except MessageError as error:
+        raise refused(ErrorCode.INVALID_MESSAGE, str(error)) from None
     if not control.model_fields_set:
         other = "text messages have config, eof or reset; the native protocol is at /v1/stream"
         raise refused(ErrorCode.INVALID_MESSAGE, other)

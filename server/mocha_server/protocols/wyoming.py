@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -25,6 +25,7 @@ VERSION = "1.5.2"  # of the protocol these messages are written for
 MAX_LINE_BYTES, MAX_DATA_BYTES, MAX_PAYLOAD_BYTES = 1 << 16, 1 << 20, 1 << 24
 LINGER_S = 2.0  # how long a refused client may go on sending
 Data = TypeVar("Data", bound=BaseModel)
+Names = Annotated[list[str] | None, Field(fail_fast=True)]  # thousands may come, all of them wrong
 
 
 class Event(BaseModel):
@@ -54,8 +55,8 @@ class Transcribe(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    transcript_names: list[str] | None = None
-    transcript_terms: list[str] | None = None
+    transcript_names: Names = None
+    transcript_terms: Names = None
 
     @property
     def phrases(self) -> tuple[str, ...]:
