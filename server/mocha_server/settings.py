@@ -51,7 +51,7 @@ class Settings(BaseSettings):
         4.0, gt=0, le=3600, description="most audio waiting per stream (at least a block); beyond it, reading slows"
     )
     max_upload_mb: int = Field(2000, ge=1, description="largest upload, in 10⁶ bytes")
-    idle_s: float = Field(60.0, gt=0, description="a stream, or an upload, that sends nothing for so long is closed")
+    idle_s: float = Field(60.0, gt=0, description="what sends nothing for so long, or no whole request, is closed")
     max_lag_ms: float = Field(500.0, gt=0, description="no live stream is admitted while others are later than this")
     threads: int = Field(1, ge=1, description="CPU threads of the model in each process")
     workers: int = Field(1, ge=1, le=256, description="processes that share the port, each with a model thread")

@@ -3,7 +3,7 @@
 No routes, no model, no event loop.
 """
 
-import gc
+import errno
 import logging
 import mmap
 import os
@@ -22,6 +22,40 @@ PAUSE_S = 1.0  # before a dead worker is replaced, so that one that cannot live 
 POLL_S = 0.5  # how often dead workers are looked for
 SIGN = b"+"
 ENDING = (signal.SIGINT, signal.SIGTERM)
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Seldom:
+    """A warning that clients may cause as often as they like, and that is logged once a minute."""
+
+    def __init__(self, message: str) -> None:
+        self._message, self._due_s = message, 0.0
+
+    def warn(self) -> None:
+        """Log it, unless it was just logged."""
+        if time.monotonic() >= self._due_s:
+            self._due_s = time.monotonic() + 60
+            log.warning(self._message)
+
+
+TOO_MANY_FILES = Seldom("no more connections for now: too many files are open (see `ulimit -n`)")
+
+
+class Listener(socket.socket):
+    """A listening socket. Where there is no room, asyncio pauses for a second: but first it asks 2047 times more."""
+
+    _failed = False
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection; raises OSError."""
+        if self._failed:
+            self._failed = False
+            raise BlockingIOError  # which ends its questions
+        try:
+            return super().accept()
+        except OSError as error:
+            self._failed = error.errno in NO_ROOM
+            raise
 
 
 class Connection(socket.socket):
@@ -52,6 +86,7 @@ class Handed(socket.socket):
             signal.raise_signal(signal.SIGTERM)
             raise ConnectionAbortedError("nobody hands over connections any more")
         if not descriptors:  # this process has too many files open
+            TOO_MANY_FILES.warn()
             self.on_close()
             raise ConnectionAbortedError("the connection was lost")
         connection = Connection(fileno=descriptors[0])
@@ -88,8 +123,6 @@ class Workers:
 
     def run(self) -> None:
         """Until SIGINT or SIGTERM; raises SystemExit where as many as there are die before any was ready."""
-        gc.collect()
-        gc.freeze()  # so that the children's collections do not copy what they share
         for number in ENDING:
             signal.signal(number, self._stop)
         for place in range(self._count):

@@ -2,8 +2,13 @@
 
 import asyncio
 import gc
+import http.client
 import io
+import json
+import resource
 import socket
+import tempfile
+import time
 import wave
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -21,6 +26,7 @@ from mocha_model.emissions import text_of
 from mocha_model.recognizer import Recognizer
 from mocha_server import serving
 from mocha_server.app import create_app
+from mocha_server.protocols import openai_transcriptions, upload
 from mocha_server.settings import Settings
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -88,6 +94,112 @@ def test_an_upload_that_stands_still_is_given_up(make_server: Any, lively: Recog
         while not answer.endswith(b"}") and (more := client.recv(10_000)):
             answer += more
         assert answer.startswith(b"HTTP/1.1 408 ") and b'code":"idle"' in answer and b"nothing was sent" in answer
+
+
+def begun(
+    server: Any, path: str, size: int, stream: str = "false", **headers: str
+) -> tuple[http.client.HTTPConnection, bytes, bytes]:
+    """A connection, what begins an upload of `size` bytes on it, and what ends it."""
+    before = after = b""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.putrequest("POST", path)
+    for name, value in headers.items():
+        connection.putheader(name, value)
+    if path.endswith("transcriptions"):
+        connection.putheader("Content-Type", "multipart/form-data; boundary=b")
+        disposition = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n'
+        before = disposition % b"stream" + stream.encode() + b"\r\n" + disposition % b'file"; filename="a'
+        after = b"\r\n--b--\r\n"
+    connection.putheader("Content-Length", str(len(before) + size + len(after)))
+    connection.endheaders()
+    return connection, before, after
+
+
+def code_of(answer: http.client.HTTPResponse) -> str:
+    """In both protocols' errors."""
+    body = json.loads(answer.read())
+    return str(body["error"]["code"] if "error" in body else body["err_code"])
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/listen"])
+def test_uploads_that_are_sent_at_once_are_limited(
+    make_server: Any, lively: Recognizer, monkeypatch: pytest.MonkeyPatch, path: str
+):
+    monkeypatch.setattr(upload, "UPLOADS_AT_ONCE", 1)
+    server, audio = make_server(lively), (FIXTURES / "weather.wav").read_bytes()
+    first, before, after = begun(server, path, len(audio))
+    first.send(before + audio[:1000])
+    while not getattr(server.app.state, "num_uploads_read", 0):
+        time.sleep(0.01)
+    second, before, after = begun(server, path, len(audio))
+    second.send(before + audio + after)
+    refused = second.getresponse()
+    assert refused.status == 503 and code_of(refused) == "server_full"
+    first.send(audio[1000:] + after)
+    assert first.getresponse().status == 200
+    second.request("GET", "/health")  # on the same connection
+    assert second.getresponse().status == 200 and server.app.state.num_uploads_read == 0
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/listen"])
+@pytest.mark.parametrize("lacks", ["space", "a directory"])
+def test_a_file_that_the_disk_has_no_room_for_is_refused(
+    lively_server: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, path: str, lacks: str
+):
+    """And is told so after all of it is sent: before that, many do not read an answer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    connection, before, after = begun(lively_server, path, 20_000_000, Connection="close")
+    try:
+        if lacks == "space":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, hard))
+        else:
+            monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+        connection.send(before + bytes(20_000_000) + after)
+        refused = connection.getresponse()
+        assert refused.status == 503 and code_of(refused) == "internal"
+        assert httpx.get(f"{lively_server.http}/health").status_code == 200
+        gc.collect()  # an open file would warn, and one that could not be closed say so
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    (said,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "temporary file" in said.getMessage() and said.exc_info is None
+    connection.close()
+
+
+async def test_what_a_full_disk_did_not_take_is_no_second_error(caplog: pytest.LogCaptureFixture):
+    file = Path("/dev/full").open("wb")  # noqa: ASYNC230, SIM115
+    file.write(b"waits in a buffer")
+    upload.discard(file)
+    await asyncio.sleep(0.1)
+    gc.collect()
+    assert not caplog.records
+
+
+def test_events_that_nobody_reads_keep_no_place(make_server: Any, lively: Recognizer, monkeypatch: pytest.MonkeyPatch):
+    event = openai_transcriptions._event
+    monkeypatch.setattr(openai_transcriptions, "_event", lambda data: b":" + bytes(1 << 22) + b"\n" + event(data))
+    monkeypatch.setattr(serving, "SLOW_S", 0.3)
+    server, audio = make_server(lively), (FIXTURES / "weather.wav").read_bytes()
+    client, before, after = begun(server, "/v1/audio/transcriptions", len(audio), stream="true")
+    client.send(before + audio + after)
+    deadline, answering = time.monotonic() + 10, server._server.server_state.tasks
+    while not server.num_streams:
+        time.sleep(0.001)
+    while server.num_streams or answering:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    client.close()
+
+
+@pytest.mark.parametrize("charset", ["undefined", "punycode"])
+def test_a_form_in_no_charset_is_refused(lively_server: Any, caplog: pytest.LogCaptureFixture, charset: str):
+    headers = {"content-type": f"multipart/form-data; boundary=b; charset={charset}"}
+    form = b'--b\r\nContent-Disposition: form-data; name="\xff"\r\n\r\nx\r\n--b--\r\n'
+    response = httpx.post(f"{lively_server.http}/v1/audio/transcriptions", content=form, headers=headers)
+    assert response.status_code == 400 and response.json()["error"]["code"] == "invalid_form"
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("rate", [4, 999])

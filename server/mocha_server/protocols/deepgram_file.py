@@ -11,14 +11,13 @@ from typing import IO, Any
 import orjson
 from fastapi import APIRouter, Request, Response
 from starlette.datastructures import QueryParams
-from starlette.exceptions import HTTPException
 
 from mocha_server.audio import AudioError, decode_file
 from mocha_server.engine import Engine
 from mocha_server.messages import ErrorCode, Segment
 from mocha_server.protocols.deepgram_options import OptionError, RawOptions, favoured, raw_options
 from mocha_server.protocols.deepgram_wire import alternative, metadata, model_info, refusal
-from mocha_server.protocols.upload import CODES, Upload, decode_raw, discard, limited, told_of_the_end
+from mocha_server.protocols.upload import Upload, UploadError, decode_raw, discard, reading, told_of_the_end
 from mocha_server.stream import EngineError
 
 router = APIRouter()
@@ -39,13 +38,14 @@ async def listen_file(request: Request) -> Response:
             if request.headers.get("content-type", "").startswith("application/json"):
                 raise OptionError("this server fetches no URLs: send the audio itself as the body")
             with told_of_the_end():
-                sha256 = await _spool(limited(request), file)
+                async with reading(request) as sent:
+                    sha256 = await _spool(sent, file)
                 upload = _upload(engine, file, options, phrases)
                 segments = await upload.segments(request)
         except OptionError as error:
             return refusal(400, "INVALID_QUERY_PARAMETER", str(error), request_id)
-        except HTTPException as error:
-            code = "Payload Too Large" if error.status_code == 413 else CODES[error.status_code]
+        except UploadError as error:
+            code = "Payload Too Large" if error.status_code == 413 else error.code
             return refusal(error.status_code, code, error.detail, request_id)
         except AudioError as error:
             return refusal(400, "Bad Request", f"{error} ({error.code.value})", request_id)
@@ -64,7 +64,7 @@ async def _spool(request: Request, file: IO[bytes]) -> str:
     async for piece in request.stream():
         sha256.update(piece)
         await asyncio.to_thread(file.write, piece)
-    file.seek(0)
+    await asyncio.to_thread(file.seek, 0)
     return sha256.hexdigest()
 
 

@@ -19,7 +19,7 @@ from mocha_server.audio import AudioError, decode_file
 from mocha_server.engine import Engine
 from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import ErrorCode, Segment, phrase_lists
-from mocha_server.protocols.upload import CODES, STOPS, Upload, discard_form, limited, told_of_the_end
+from mocha_server.protocols.upload import STOPS, Upload, UploadError, discard_form, limited, reading, told_of_the_end
 from mocha_server.session import explain
 from mocha_server.stream import EngineError
 from mocha_server.subtitles import srt, vtt
@@ -131,14 +131,25 @@ async def transcriptions(request: Request) -> Response:
     try:
         with told_of_the_end():
             return await _transcribed(request)
+    except UploadError as error:
+        return RequestError(error.status_code, error.code, error.detail).response()
     except HTTPException as error:
-        return RequestError(error.status_code, CODES.get(error.status_code, "invalid_form"), error.detail).response()
+        return RequestError(error.status_code, "invalid_form", error.detail).response()
+
+
+async def _form(request: Request) -> FormData:
+    """Its form; raises HTTPException where it is none, UploadError where not all of it could be read."""
+    try:
+        async with reading(request) as sent:
+            return await sent.form(**FORM_LIMITS)
+    except UnicodeError:  # charset=undefined, for one
+        raise HTTPException(400, "the form's text is not in its charset") from None
 
 
 async def _transcribed(request: Request) -> Response:
     """The answer; raises HTTPException where the form is none, or not all of it came."""
     engine: Engine = request.app.state.file_engine
-    form = await limited(request).form(**FORM_LIMITS)
+    form = await _form(request)
     streaming = False
     try:
         wanted = wanted_by(form)
@@ -167,8 +178,8 @@ async def translations(request: Request) -> Response:
         with told_of_the_end():
             async for _ in limited(request).stream():
                 pass
-    except HTTPException as error:
-        return RequestError(error.status_code, CODES[error.status_code], error.detail).response()
+    except UploadError as error:
+        return RequestError(error.status_code, error.code, error.detail).response()
     message = "this server transcribes and does not translate: use /v1/audio/transcriptions"
     return RequestError(400, "translation_unsupported", message).response()
 

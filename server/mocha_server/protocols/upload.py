@@ -1,8 +1,9 @@
 """A whole file on its way through the engine, for protocols that take uploads. Knows no wire format."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import IO
 
 from starlette.datastructures import FormData, UploadFile
@@ -17,9 +18,18 @@ from mocha_server.protocols.live import silent
 from mocha_server.stream import Stream
 from mocha_server.transcript import Transcript
 
+log = logging.getLogger(__name__)
 READ_BYTES = 1 << 16
+UPLOADS_AT_ONCE = 64  # whose bodies a process reads; each may fill `Settings.max_upload_mb` of the disk
 STOPS = "the server stops"
-CODES = {408: ErrorCode.IDLE.value, 413: "file_too_large", 503: ErrorCode.INTERNAL.value}  # of what is raised here
+
+
+class UploadError(HTTPException):
+    """An upload that cannot be read to its end: HTTP status, code and what the client is told."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(status, message)
+        self.code = code
 
 
 class Upload:
@@ -101,16 +111,21 @@ class Upload:
 
 @contextmanager
 def told_of_the_end() -> Iterator[None]:
-    """Of the server, which cancels what answers requests, as nothing else does: HTTPException with status 503."""
+    """Of the server, which cancels what answers requests, as nothing else does: UploadError with status 503."""
     try:
         yield
     except asyncio.CancelledError:
-        raise HTTPException(503, STOPS) from None
+        raise UploadError(503, ErrorCode.INTERNAL, STOPS) from None
 
 
 def discard(file: IO[bytes]) -> None:
     """Close it, beside the event loop: a large file takes 0.1 s. Who waited would be cancelled when the server ends."""
-    asyncio.get_running_loop().run_in_executor(None, file.close)
+    asyncio.get_running_loop().run_in_executor(None, _close, file)
+
+
+def _close(file: IO[bytes]) -> None:
+    with suppress(OSError):  # what the disk had no room for
+        file.close()
 
 
 def discard_form(form: FormData) -> None:
@@ -120,32 +135,67 @@ def discard_form(form: FormData) -> None:
             discard(part.file)
 
 
-def limited(request: Request) -> Request:
-    """The same request; reading more of its body than the settings allow raises HTTPException with status 413.
+class _Body:
+    """What a client sends, as an ASGI application receives it, within the limits of the settings."""
 
-    The rest is read all the same, and forgotten: many clients write all of it before they read an answer. Who sends
-    nothing for `Settings.idle_s` before all is sent gets status 408.
-    """
-    settings, num_bytes = request.app.state.settings, 0
+    def __init__(self, request: Request) -> None:
+        self._request, self._settings = request, request.app.state.settings
+        self._num_bytes = 0
+        self._more = True
 
-    async def sent() -> Message:
-        try:
-            async with asyncio.timeout(settings.idle_s):
-                return await request.receive()
-        except TimeoutError:
-            raise HTTPException(408, silent(settings.idle_s)) from None
-
-    async def receive() -> Message:
-        nonlocal num_bytes
-        message = await sent()
-        num_bytes += len(message.get("body", b""))
-        if num_bytes > settings.max_upload_mb * 10**6:
-            while message.get("more_body"):
-                message = await sent()
-            raise HTTPException(413, f"more than {settings.max_upload_mb} MB were sent")
+    async def receive(self) -> Message:
+        """The next piece; raises UploadError where nothing comes, or too much did, once all of it is sent."""
+        message = await self._sent()
+        self._num_bytes += len(message.get("body", b""))
+        if self._num_bytes > self._settings.max_upload_mb * 10**6:
+            await self.forget()
+            raise UploadError(413, "file_too_large", f"more than {self._settings.max_upload_mb} MB were sent")
         return message
 
-    return Request(request.scope, receive)
+    async def forget(self) -> None:
+        """Read the rest all the same: many clients write all of it before they read an answer."""
+        while self._more:
+            await self._sent()
+
+    async def _sent(self) -> Message:
+        idle_s = self._settings.idle_s
+        try:
+            async with asyncio.timeout(idle_s):
+                message = await self._request.receive()
+        except TimeoutError:
+            raise UploadError(408, ErrorCode.IDLE, silent(idle_s)) from None
+        self._more = message.get("more_body", False)
+        return message
+
+
+def limited(request: Request) -> Request:
+    """The same request; reading more of its body than the settings allow raises UploadError with status 413.
+
+    The rest is read first, and forgotten. Who sends nothing for `Settings.idle_s` before all is sent gets status 408.
+    """
+    return Request(request.scope, _Body(request).receive)
+
+
+@asynccontextmanager
+async def reading(request: Request) -> AsyncIterator[Request]:
+    """The same request, limited, while its body is written to a file.
+
+    Raises UploadError with status 503 where the disk has no room, or too many bodies are being read: once all is sent.
+    """
+    body, state = _Body(request), request.app.state
+    num_read = getattr(state, "num_uploads_read", 0)
+    if num_read >= UPLOADS_AT_ONCE:
+        await body.forget()
+        raise UploadError(503, ErrorCode.SERVER_FULL, "too many files are being sent: try again later")
+    state.num_uploads_read = num_read + 1
+    try:
+        yield Request(request.scope, body.receive)
+    except OSError as error:
+        log.error("an upload could not be kept in a temporary file: %s", error)
+        await body.forget()
+        raise UploadError(503, ErrorCode.INTERNAL, "the server has no room for the file: try again later") from None
+    finally:
+        state.num_uploads_read -= 1
 
 
 async def _gone(request: Request) -> None:
