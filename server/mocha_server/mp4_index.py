@@ -14,6 +14,7 @@ MOST_BOXES = 1_000_000  # of fragments there are several
 FEW = 4_000_000  # entries, of some 30 bytes each
 LEAST_BYTES = 8  # of a file for each entry, where there are more
 TOGETHER = 1024  # samples of sound that is not compressed are one entry
+ROW, MOST_RUNS = struct.Struct(">III"), 1_000_000  # of chunks with as many samples each
 
 
 def promises_too_much(file: IO[bytes]) -> bool:
@@ -50,10 +51,13 @@ def _entries_of(file: IO[bytes], table: dict[bytes, tuple[int, int]]) -> int:
 
 
 def _most_in_a_chunk(file: IO[bytes], first: int, last: int) -> int:
-    """Samples; a box of `stsc` has three numbers for each kind of chunk, the second of which says it."""
+    """Samples; a box of `stsc` has three numbers for each run of chunks, the second of which says it."""
+    count = (last - first - 8) // ROW.size
+    if count > MOST_RUNS:
+        return 1 << 32
     file.seek(first + 8)
-    numbers = file.read(last - first - 8)
-    return max((row[1] for row in struct.iter_unpack(">III", numbers[: len(numbers) // 12 * 12])), default=0)
+    numbers = file.read(count * ROW.size)
+    return max((row[1] for row in ROW.iter_unpack(numbers[: len(numbers) // ROW.size * ROW.size])), default=0)
 
 
 def _boxes(file: IO[bytes], start: int, end: int, depth: int = 0) -> Iterator[tuple[bytes, int, int]]:
