@@ -380,6 +380,7 @@ async def test_a_microphone_that_fails_leaves_no_stream_behind(open_page: Opener
     await expect(page.locator("#status")).to_have_text("once")
     await page.click("#microphone")
     await expect(page.locator("#status")).to_have_text("Listening.")
+    await page.close()  # before its server, to which it would connect again
 
 
 async def test_errors_are_told_by_where_they_come_from(open_page: Opener):
