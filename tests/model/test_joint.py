@@ -349,3 +349,11 @@ def test_where_the_language_model_does_not_know_the_phones_it_weighs_as_without_
         weights.append((fusion.parts[0][0], fusion.words is not None))
     assert weights == [(bundled.config.search.language_weight, True), (SearchConfig().language_weight, False)]
     assert weights[0][0] > weights[1][0]
+
+
+def test_searches_of_a_recogniser_share_its_network_and_language_model(bundled: Recognizer):
+    files, settled = bundled.searching(4), bundled.settling(4)
+    assert files._encoder is settled._encoder is bundled._encoder
+    (_, language), (_, same) = files._fusion.parts[0], settled._fusion.parts[0]
+    assert language is same and files._fusion.words and settled._fusion.words
+    assert files._fusion.words.lexicon is settled._fusion.words.lexicon
