@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from mocha_server.media import decoded, opened
 from mocha_server.messages import Encoding, ErrorCode
-from mocha_server.mp4_index import promises_too_much
 
 Samples = NDArray[np.float32] | NDArray[np.int16]  # float32 in [-1, 1], or int16 as it came: see `as_float`
 Float = NDArray[np.float32]
@@ -141,14 +140,12 @@ def decode_file(file: str | IO[bytes], to_rate: int) -> Iterator[Float]:
         OSError: there is no such file, or it may not be read.
 
     """
-    if not isinstance(file, str) and promises_too_much(file):
-        raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, "the file says that there is far more in it than there can be")
     try:
         container = opened(file)
-    except (av.FFmpegError, ValueError, EOFError) as error:
+    except (av.FFmpegError, MemoryError, ValueError, EOFError) as error:
         if isinstance(error, OSError) and isinstance(file, str):  # of the path, though an FFmpegError too
             raise
-        raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, "not a file of a known audio format") from error
+        raise _unsupported(error, "not a file of a known audio format") from error
     with container:
         if not container.streams.audio:
             raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, "the file has no audio in it")
@@ -160,8 +157,15 @@ def decode_file(file: str | IO[bytes], to_rate: int) -> Iterator[Float]:
                 if seconds_left < 0:
                     raise ValueError("more audio than so few bytes can hold")
                 yield np.nan_to_num(block.to_ndarray()[0]).clip(-1, 1)
-        except (av.FFmpegError, ValueError) as error:
-            why = "audio of a kind that cannot be mixed" if isinstance(error, av.FFmpegError) else str(error)
-            raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, why) from error
+        except (av.FFmpegError, MemoryError) as error:
+            raise _unsupported(error, "audio of a kind that cannot be mixed") from error
+        except ValueError as error:
+            raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, str(error)) from error
         if not some:
             raise AudioError(ErrorCode.EMPTY_AUDIO, "the file has no audio that can be decoded")
+
+
+def _unsupported(error: Exception, why: str) -> AudioError:
+    """What to raise for `error`, which FFmpeg gives for `why` or because it has not the memory that a file needs."""
+    why = "the file needs more memory than speech does" if isinstance(error, MemoryError) else why
+    return AudioError(ErrorCode.UNSUPPORTED_MEDIA, why)

@@ -7,10 +7,7 @@ import av
 import numpy as np
 
 ALONE = {"protocol_whitelist": "none"}
-LEAST_RATE = 1000  # Hz; below, one packet of a compressed file is minutes of audio, and resampled gigabytes
-HIGHEST_RATE = 768_000  # Hz; above, making the resampler's filter takes seconds
-MOST_SAMPLES = 1 << 21  # of a packet; a few bytes may say that they are more
-PIECE_SAMPLES = 1 << 16  # of a packet that are resampled at once
+LEAST_RATE = 1000  # Hz; below, one packet of a compressed file is minutes of audio
 MADE_UP = ("sbg",)  # formats whose files are texts that say what is to be heard
 # PyAV before 19 reads no file whose tags are not UTF-8 unless told to; later ones do, and cannot be told.
 TAGS: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
@@ -26,20 +23,20 @@ def opened(file: str | IO[bytes], **settings: Any) -> Any:
     if container.format.name in MADE_UP:
         container.close()
         raise ValueError(f"a {container.format.name} file has no audio in it")
-    for stream in container.streams.audio:
-        stream.codec_context.options = {"max_samples": str(MOST_SAMPLES)}
     return container
 
 
 def decoded(container: Any, **target: Any) -> Iterator[Any]:
     """The audio of an open file, as frames that `target` describes to FFmpeg's resampler; raises nothing for damage.
 
-    Rate and channels of the file may change in the middle, as where recordings were joined. Raises ValueError for a
-    rate that no speech has.
+    Rate and channels of the file may change in the middle, as where recordings were joined.
+
+    Raises ValueError for a rate that no speech has, av.FFmpegError where memory is missing or FFmpeg cannot mix or
+    resample what it decoded.
     """
     resampler, current = None, None
-    for frame in map(_mixable, _pieces(container)):
-        if not LEAST_RATE <= frame.sample_rate <= HIGHEST_RATE:
+    for frame in map(_mixable, _frames(container)):
+        if frame.sample_rate < LEAST_RATE:
             raise ValueError(f"{frame.sample_rate} Hz is no rate of speech")
         found = (frame.format.name, frame.layout.name, frame.sample_rate)
         if found != current:
@@ -64,25 +61,19 @@ def _mixable(frame: Any) -> Any:
     return mixed
 
 
-def _pieces(container: Any) -> Iterator[Any]:
-    """Decoded frames, none of them long."""
-    for frame in _frames(container):
-        if frame.samples <= PIECE_SAMPLES:
-            yield frame
-            continue
-        queue, frame.pts = av.AudioFifo(), None  # which would have to begin with 0
-        queue.write(frame)
-        while (piece := queue.read(PIECE_SAMPLES, partial=True)) is not None:
-            yield piece
-
-
 def _frames(container: Any) -> Iterator[Any]:
     """Decoded frames; damaged packets are passed over, a broken end is the end."""
     try:
         for packet in container.demux(audio=0):
             try:
                 yield from packet.decode()
-            except av.FFmpegError:  # decoders have several names for it
-                continue
-    except av.FFmpegError:
-        pass
+            except av.FFmpegError as error:  # decoders have several names for it
+                _unless_memory(error)
+    except av.FFmpegError as error:
+        _unless_memory(error)
+
+
+def _unless_memory(error: av.FFmpegError) -> None:
+    """Nothing, for damage; raises `error` where memory was missing, which no next packet would mend."""
+    if isinstance(error, MemoryError):
+        raise error

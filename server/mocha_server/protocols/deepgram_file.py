@@ -12,7 +12,8 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from starlette.datastructures import QueryParams
 
-from mocha_server.audio import AudioError, decode_file
+from mocha_server.audio import AudioError
+from mocha_server.decoding import decode_apart, in_threads
 from mocha_server.engine import Engine
 from mocha_server.messages import ErrorCode, Segment
 from mocha_server.protocols.deepgram_options import OptionError, RawOptions, favoured, raw_options
@@ -70,7 +71,8 @@ async def _spool(request: Request, file: IO[bytes]) -> str:
 
 def _upload(engine: Engine, file: IO[bytes], options: RawOptions | None, phrases: tuple[str, ...]) -> Upload:
     rate = engine.info.sample_rate
-    return Upload(engine, decode_raw(file, options.start(), rate) if options else decode_file(file, rate), phrases)
+    blocks = in_threads(decode_raw(file, options.start(), rate)) if options else decode_apart(file, rate)
+    return Upload(engine, blocks, phrases)
 
 
 def _results(segments: list[Segment], query: QueryParams) -> dict[str, Any]:

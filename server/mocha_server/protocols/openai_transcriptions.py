@@ -15,7 +15,8 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from mocha_server.audio import AudioError, decode_file
+from mocha_server.audio import AudioError
+from mocha_server.decoding import decode_apart
 from mocha_server.engine import Engine
 from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import ErrorCode, Segment, phrase_lists
@@ -153,7 +154,7 @@ async def _transcribed(request: Request) -> Response:
     streaming = False
     try:
         wanted = wanted_by(form)
-        upload = Upload(engine, decode_file(wanted.file.file, engine.info.sample_rate), wanted.phrases)
+        upload = Upload(engine, decode_apart(wanted.file.file, engine.info.sample_rate), wanted.phrases)
         if not wanted.stream:
             return render(wanted, await upload.segments(request), upload.seconds)
         await upload.open()

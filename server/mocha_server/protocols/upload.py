@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import IO
 
@@ -33,9 +33,9 @@ class UploadError(HTTPException):
 
 
 class Upload:
-    """Blocks of samples in, text and segments out; the blocks are decoded beside the event loop as they are needed."""
+    """Blocks of samples in, text and segments out; the blocks are decoded as they are needed."""
 
-    def __init__(self, engine: Engine, blocks: Iterator[Samples], phrases: tuple[str, ...] = ()) -> None:
+    def __init__(self, engine: Engine, blocks: AsyncGenerator[Samples, None], phrases: tuple[str, ...] = ()) -> None:
         self._engine, self._blocks, self._phrases = engine, blocks, phrases
         self._num_samples = 0
         self._first: Samples | None = None
@@ -47,12 +47,16 @@ class Upload:
         return self._num_samples / self._engine.info.sample_rate
 
     async def open(self) -> None:
-        """Decode the first block and take a row, so that what fails there fails before anything is sent.
+        """Take a row and decode the first block, so that what fails there fails before anything is sent.
 
-        Raises AudioError or EngineError. Then `close` is due.
+        Raises AudioError or EngineError; else `close` is due.
         """
-        self._first = await asyncio.to_thread(next, self._blocks, None)
         self._stream = self._engine.open(live=False)
+        try:
+            self._first = await anext(self._blocks, None)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Give the row back."""
@@ -104,9 +108,10 @@ class Upload:
             while block is not None and not stream.closed:
                 self._num_samples += len(block)
                 await stream.write(block)
-                block = await asyncio.to_thread(next, self._blocks, None)
+                block = await anext(self._blocks, None)
         finally:
             stream.finish()
+            await self._blocks.aclose()
 
 
 @contextmanager

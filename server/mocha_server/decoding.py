@@ -1,0 +1,219 @@
+"""Audio files decoded in processes of their own: what FFmpeg makes of a file ends nothing but that file.
+
+The first file starts a helper that has loaded FFmpeg; it forks for each file, which takes milliseconds. Where nothing
+can fork, files are decoded in threads.
+"""
+
+import asyncio
+import atexit
+import gc
+import logging
+import math
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import traceback
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import IO
+
+import numpy as np
+
+from mocha_server.audio import AudioError, Samples, decode_file
+from mocha_server.messages import ErrorCode
+from mocha_server.stream import EngineError
+
+with suppress(ImportError):  # where nothing can fork
+    import resource
+
+log = logging.getLogger(__name__)
+MOST_BYTES = 1 << 28  # of memory that decoding a file may take
+MOST_S = 10  # of computing that its next block may take
+IN_MEMORY_BYTES = 1 << 20  # of files that are not written to a disk for this
+RATE = struct.Struct("=I")
+SAMPLES, REFUSED, END = b"s", b"r", b"e"
+HEADER = struct.Struct("=cI")  # what follows, and how many bytes of it
+
+
+async def decode_apart(file: IO[bytes], to_rate: int) -> AsyncGenerator[Samples, None]:
+    """As `audio.decode_file`; raises AudioError also where the process that decodes `file` dies, of whatever cause.
+
+    Raises EngineError where there can be no such process.
+    """
+    if not hasattr(os, "fork"):
+        async for block in in_threads(decode_file(file, to_rate)):
+            yield block
+        return
+    answers, pipe = asyncio.StreamReader(), _asked(file, to_rate)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(answers), pipe
+    )
+    try:
+        while samples := await _next(answers):
+            yield np.frombuffer(samples, np.float32)
+    finally:
+        transport.close()
+
+
+async def in_threads(blocks: Iterator[Samples]) -> AsyncGenerator[Samples, None]:
+    """The same blocks; each is computed beside the event loop."""
+    while (block := await asyncio.to_thread(next, blocks, None)) is not None:
+        yield block
+
+
+async def _next(answers: asyncio.StreamReader) -> bytes:
+    """Some float32 samples, none at the end; raises AudioError."""
+    try:
+        kind, num_bytes = HEADER.unpack(await answers.readexactly(HEADER.size))
+        content = await answers.readexactly(num_bytes)
+    except asyncio.IncompleteReadError:
+        raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, "the file breaks its decoder") from None
+    if kind == REFUSED:
+        code, _, why = content.decode().partition(" ")
+        raise AudioError(ErrorCode(code), why)
+    return content
+
+
+def _asked(file: IO[bytes], to_rate: int) -> IO[bytes]:
+    """Where the samples of `file` come from; raises EngineError. Takes a millisecond, but for the first file some."""
+    try:
+        with open(_descriptor(file), "rb") as read:
+            reading, writing = os.pipe()
+            answers = open(reading, "rb", buffering=0)  # noqa: SIM115
+            with open(writing, "wb") as written:
+                _helpers.send(RATE.pack(to_rate), [read.fileno(), written.fileno()])
+            return answers
+    except OSError as error:
+        log.error("a file could not be given to a process that decodes it: %s", error)
+        raise EngineError(ErrorCode.SERVER_FULL, "no file can be decoded now: try again later") from error
+
+
+def _descriptor(file: IO[bytes]) -> int:
+    """A new one of `file`, or of a copy in memory."""
+    if file.seek(0, os.SEEK_END) > IN_MEMORY_BYTES or not hasattr(os, "memfd_create"):
+        return os.dup(file.fileno())
+    file.seek(0)
+    descriptor = os.memfd_create("audio")
+    with open(descriptor, "wb", closefd=False) as copy:
+        copy.write(file.read())
+    return descriptor
+
+
+class _Helper:
+    """The process that forks; it ends when it is closed, or its server ends."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)
+        path = os.pathsep.join(filter(None, sys.path))
+        environment = os.environ | {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}  # threads do not outlive a fork
+        with theirs:
+            command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+            fds = [theirs.fileno()]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=fds)
+
+    def send(self, request: bytes, descriptors: list[int]) -> None:
+        """Have a file decoded: what it is read from, and what its samples are written to. Raises OSError."""
+        socket.send_fds(self._socket, [request], descriptors)
+
+    def close(self) -> None:
+        """End it; what it has begun to decode goes on."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+
+class _Helpers:
+    """One helper, started when it is first needed; if it died, or stands still, another takes its place."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._helper: _Helper | None = None
+
+    def send(self, request: bytes, descriptors: list[int]) -> None:
+        """As `_Helper.send`."""
+        with self._lock:
+            if self._helper is not None:
+                with suppress(OSError):
+                    self._helper.send(request, descriptors)
+                    return
+                self._helper.close()
+            self._helper = _Helper()
+            self._helper.send(request, descriptors)
+
+    def close(self) -> None:
+        """End it, if there is one."""
+        if self._helper is not None:
+            self._helper.close()
+
+
+_helpers = _Helpers()
+atexit.register(_helpers.close)
+
+
+def _serve(requests: socket.socket) -> None:
+    """Fork for each request, until nobody is there to send any."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):  # meant for the server; children leave nothing
+        signal.signal(number, signal.SIG_IGN)
+    gc.freeze()
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(requests, RATE.size, 2)
+        if not request:
+            return
+        if len(descriptors) == 2 and _forked():
+            requests.close()
+            try:
+                _decode(*RATE.unpack(request), *descriptors)
+            except Exception:
+                traceback.print_exc()
+            os._exit(0)  # ending as Python does would take longer than all before
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _forked() -> bool:
+    """Whether this is the new process."""
+    try:
+        return os.fork() == 0
+    except OSError as error:
+        print(f"there can be no process to decode a file: {error}", file=sys.stderr)
+        return False
+
+
+def _decode(to_rate: int, reading: int, writing: int) -> None:
+    """Decode one file, in a process that ends with it."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # where memory ends, this process does first
+    with suppress(ValueError, OSError):  # where the system knows no such limits
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
+    _allow_time()
+    with open(reading, "rb") as file, open(writing, "wb") as answers, suppress(BrokenPipeError):  # nobody waits
+        kind, content = END, b""
+        file.seek(0)
+        try:
+            for block in decode_file(file, to_rate):
+                answers.write(HEADER.pack(SAMPLES, block.nbytes) + block.tobytes())
+                answers.flush()
+                _allow_time()
+        except AudioError as error:
+            kind, content = REFUSED, f"{error.code.value} {error}".encode()
+        answers.write(HEADER.pack(kind, len(content)) + content)
+        answers.flush()
+
+
+def _allow_time() -> None:
+    """Have this process end where it computes for `MOST_S` more."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    until = math.ceil(used.ru_utime + used.ru_stime) + MOST_S
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))
