@@ -383,6 +383,28 @@ async def test_a_microphone_that_fails_leaves_no_stream_behind(open_page: Opener
     await page.close()  # before its server, to which it would connect again
 
 
+async def test_a_device_that_cannot_be_heard_leaves_the_one_before(open_page: Opener):
+    fails = """
+        const usual = AudioContext.prototype.createMediaStreamSource;
+        window.heard = [];
+        AudioContext.prototype.createMediaStreamSource = function (media) {
+            window.heard.push(media);
+            if (window.heard.length === 2) throw new DOMException("cannot be heard", "NotSupportedError");
+            return usual.call(this, media);
+        };
+    """
+    page = await open_page(script=fails)
+    await page.click("#microphone")
+    await expect(page.locator("#status")).to_have_text("Listening.")
+    await page.evaluate("document.querySelector('#noiseSuppression').click()")
+    await expect(page.locator("#status")).to_have_text("cannot be heard")
+    states = "heard.map((media) => media.getTracks()[0].readyState).join()"
+    assert await page.evaluate(states) == "live,ended"
+    await expect(page.locator("#text")).to_have_text(SOME_TEXT)
+    await page.evaluate("document.querySelector('#noiseSuppression').click()")
+    await holds(page, f"{states} === 'ended,ended,live'")
+
+
 async def test_errors_are_told_by_where_they_come_from(open_page: Opener):
     refused = """
         Clipboard.prototype.writeText = async () => { throw new DOMException("no writing", "NotAllowedError"); };

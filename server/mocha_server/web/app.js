@@ -182,17 +182,22 @@ async function listen(media) {
   await listDevices();
 }
 
-// Another device, or other processing, in the same stream.
+// Another device, or other processing, in the same stream; where it cannot be heard, what was heard before goes on.
 async function changeMedia() {
   if (!microphone) return;
   const media = await openMedia();
-  if (!microphone) return media.getTracks().forEach((track) => track.stop());
-  microphone.source.disconnect();
-  microphone.media.getTracks().forEach((track) => track.stop());
-  microphone.media = media;
-  microphone.source = microphone.context.createMediaStreamSource(media);
-  microphone.source.connect(microphone.node);
-  replaceWhenGone(media);
+  let unused = media;
+  try {
+    if (!microphone) return;
+    const source = microphone.context.createMediaStreamSource(media);
+    source.connect(microphone.node);
+    microphone.source.disconnect();
+    unused = microphone.media;
+    Object.assign(microphone, { media, source });
+    replaceWhenGone(media);
+  } finally {
+    unused.getTracks().forEach((track) => track.stop());
+  }
 }
 
 function stopMicrophone() {
