@@ -12,7 +12,7 @@ import av
 import numpy as np
 import pytest
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Page, ViewportSize, async_playwright, expect
+from playwright.async_api import Page, Route, ViewportSize, async_playwright, expect
 
 from mocha_client.client import transcribe_stream
 from mocha_model.recognizer import Recognizer
@@ -175,6 +175,12 @@ async def test_words_and_characters_by_pointer_and_keyboard(open_page: Opener):
     await expect(page.locator("#tip")).to_have_text(times)
     await page.mouse.move(1, 1)
     await expect(page.locator("#tip")).to_be_hidden()
+    await page.hover("#text span >> nth=0")
+    await page.hover("#tip")  # is on the way to nothing, so that it can be read enlarged
+    await expect(page.locator("#tip")).to_have_text(times)
+    await page.keyboard.press("Escape")
+    await expect(page.locator("#tip")).to_be_hidden()
+    await page.mouse.move(1, 1)
     await page.focus("#text")
     await page.keyboard.press("ArrowLeft")
     await expect(page.locator("#text span >> nth=-1")).to_be_focused()
@@ -188,6 +194,10 @@ async def test_words_and_characters_by_pointer_and_keyboard(open_page: Opener):
     first = await page.locator("#readout").inner_text()
     await page.keyboard.press("ArrowRight")
     await expect(page.locator("#readout")).not_to_have_text(first)
+    await page.focus("#latest")
+    await page.keyboard.press("Enter")
+    await expect(page.locator("#latest")).to_be_hidden()
+    await expect(page.locator("#strip")).to_be_focused()
     unheeded = """(id) => ["alt", "ctrl", "meta", "shift"].every((name) => document.getElementById(id).dispatchEvent(
         new KeyboardEvent("keydown", { key: "ArrowLeft", [`${name}Key`]: true, cancelable: true })))"""
     for name in ("strip", "text"):
@@ -199,6 +209,74 @@ async def test_words_and_characters_by_pointer_and_keyboard(open_page: Opener):
         await page.keyboard.press("Tab")
         reached.add(await page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()"))
     assert {"microphone", "open", "Settings", "strip", "copy", "txt", "srt", "vtt", "clear", "text"} <= reached
+
+
+async def test_text_is_selected_from_the_first_letter_of_a_word(open_page: Opener):
+    page = await open_page()
+    await page.evaluate("""async () => {
+        const words = ["one", "two", "three", "four"].map((word, start) => ({ word, start, end: start + 1 }));
+        (await import("./app.js")).transcript.close({ text: "one two three four", start: 0, end: 4, words });
+    }""")
+    first, last = page.locator("#text span >> nth=1"), page.locator("#text span >> nth=3")
+    await first.click()  # has the focus then, and may be where a selection begins later
+    await page.focus("#strip")
+    begin, end = await first.bounding_box(), await last.bounding_box()
+    assert begin and end
+    await page.mouse.move(begin["x"] + 1, begin["y"] + begin["height"] / 2)
+    await page.mouse.down()
+    await page.mouse.move(end["x"] + end["width"] - 1, end["y"] + end["height"] / 2, steps=4)
+    await page.mouse.up()
+    selected = await page.evaluate("getSelection().toString()")
+    assert selected.startswith(await first.inner_text()) and len(selected.split()) == 3
+
+
+async def test_names_of_controls_begin_with_what_is_seen(open_page: Opener):
+    page = await open_page()
+    for name in ("txt", "srt", "vtt"):
+        assert await page.get_by_role("button", name=re.compile(f"^{name}, download")).inner_text() == name
+
+
+async def test_what_is_dragged_and_no_file_is_no_business_of_the_page(open_page: Opener):
+    page = await open_page()
+    drag = """(kind) => {
+        const dataTransfer = new DataTransfer();
+        dataTransfer.items.add(...(kind === "file" ? [new File(["x"], "x.wav")] : ["text", "text/plain"]));
+        document.body.dispatchEvent(new DragEvent("dragover", { dataTransfer, bubbles: true }));
+    }"""
+    await page.evaluate(drag, "text")
+    await expect(page.locator("#drop")).to_be_hidden()
+    await page.evaluate(drag, "file")
+    await expect(page.locator("#drop")).to_be_visible()
+
+
+async def test_a_microphone_that_gives_no_sound(open_page: Opener):
+    suspended = "constructor(...options) { super(...options); window.context = this; }"
+    page = await open_page(script=f"const Usual = AudioContext; AudioContext = class extends Usual {{ {suspended} }};")
+    await page.click("#microphone")
+    await expect(page.locator("#status")).to_have_text("Listening.")
+    await page.evaluate("context.suspend()")
+    await expect(page.locator("#status")).to_have_text("No sound comes from the microphone.")
+    await page.evaluate("context.resume()")
+    await expect(page.locator("#status")).to_have_text("Listening.")
+
+
+def answering(status: int, body: str) -> Callable[[Route], Any]:
+    return lambda route: route.fulfill(status=status, body=body)
+
+
+async def test_uploads_that_something_else_answers(open_page: Opener, tmp_path: Path):
+    page = await open_page()
+    opened = tmp_path / "unknown.bin"
+    opened.write_bytes(b"no audio")
+    answers = {"The server answered 413.": (413, "<html>"), "The server answered 502.": (502, '{"detail": 1}')}
+    for said, (status, body) in answers.items():
+        await page.route("**/v1/audio/transcriptions", answering(status, body))
+        await page.set_input_files("#file", opened)
+        await expect(page.locator("#status")).to_have_text(said)
+    await page.route("**/v1/audio/transcriptions", lambda r: r.abort())
+    await page.set_input_files("#file", opened)
+    await expect(page.locator("#status")).to_have_text("The server cannot be reached.")
+    open_page.problems.clear()  # type: ignore[attr-defined] - which the browser tells of each
 
 
 async def test_a_screen_reader_hears_each_segment_once_and_no_characters(open_page: Opener, expected: list[Any]):
@@ -398,6 +476,7 @@ async def test_a_device_that_cannot_be_heard_leaves_the_one_before(open_page: Op
     await expect(page.locator("#status")).to_have_text("Listening.")
     await page.evaluate("document.querySelector('#noiseSuppression').click()")
     await expect(page.locator("#status")).to_have_text("cannot be heard")
+    await expect(page.locator("#noiseSuppression")).to_be_checked()
     states = "heard.map((media) => media.getTracks()[0].readyState).join()"
     assert await page.evaluate(states) == "live,ended"
     await expect(page.locator("#text")).to_have_text(SOME_TEXT)

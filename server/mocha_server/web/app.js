@@ -7,6 +7,7 @@ const DECODED_RATE = 16_000; // of files
 const MAX_DECODED_BYTES = 8 << 20; // of a file; larger ones are decoded by the server, which holds none of them whole
 const MAX_RATE = 48_000; // that the server takes
 const LAGS = 15; // characters the lag is the median of
+const UNHEARD_MS = 3000; // without a block of samples
 const PROCESSING = ["echoCancellation", "noiseSuppression", "autoGainControl"];
 
 const byId = (id) => document.getElementById(id);
@@ -15,7 +16,7 @@ export const transcript = new Transcript(byId("text"), byId("tip"), byId("spoken
 
 let stream = null; // {client, sampleRate, numSamples, base: seconds of earlier streams, frameShift, lag, note, done}
 let starting = false; // from a press until the microphone runs
-let microphone = null; // {context, node, to: stream, media, source}
+let microphone = null; // {context, node, to: stream, media, source, device: its choice}
 let reading = null; // an AbortController while a file is read
 let last = Promise.resolve(); // of what opens streams, one after the other
 
@@ -164,9 +165,19 @@ async function listen(media) {
     const node = new AudioWorkletNode(context, "recorder", { processorOptions: { averaged } });
     const source = context.createMediaStreamSource(media);
     const to = await openStream(Math.round(context.sampleRate / averaged)); // last: nothing fails once it is open
-    microphone = { context, node, to, media, source };
+    microphone = { context, node, to, media, source, device: byId("device").value };
+    let unheard = false;
+    const mute = () => {
+      unheard = microphone?.to === to;
+      if (unheard) status("No sound comes from the microphone.");
+    };
+    let watch = setTimeout(mute, UNHEARD_MS);
     node.port.onmessage = ({ data }) => {
-      if (!microphone || microphone.to !== to) return; // late blocks come after a stop
+      clearTimeout(watch);
+      if (microphone?.to !== to) return; // late blocks come after a stop
+      watch = setTimeout(mute, UNHEARD_MS);
+      if (unheard) status("Listening.");
+      unheard = false;
       showLevel(data);
       send(to, data).catch(() => {}); // the iteration says what is wrong
     };
@@ -193,7 +204,7 @@ async function changeMedia() {
     source.connect(microphone.node);
     microphone.source.disconnect();
     unused = microphone.media;
-    Object.assign(microphone, { media, source });
+    Object.assign(microphone, { media, source, device: byId("device").value });
     replaceWhenGone(media);
   } finally {
     unused.getTracks().forEach((track) => track.stop());
@@ -212,7 +223,7 @@ function stopMicrophone() {
 }
 
 function showButton() {
-  byId("microphone").setAttribute("aria-pressed", microphone !== null);
+  byId("microphone").classList.toggle("running", microphone !== null);
   byId("microphone").textContent = reading ? "Stop reading" : microphone ? "Stop microphone" : "Start microphone";
 }
 
@@ -266,9 +277,11 @@ async function upload(file, signal) {
   form.append("file", file);
   form.append("response_format", "verbose_json");
   status(`The server reads ${file.name}.`);
-  const response = await fetch("v1/audio/transcriptions", { method: "POST", body: form, signal });
-  const body = await response.json();
-  if (!response.ok) throw new Error(body.error.message);
+  const response = await fetch("v1/audio/transcriptions", { method: "POST", body: form, signal }).catch((error) => {
+    throw error.name === "AbortError" ? error : new Error("The server cannot be reached.");
+  });
+  const body = await response.json().catch(() => ({})); // of a proxy, which has its own pages
+  if (!response.ok || !body.segments) throw new Error(body.error?.message ?? `The server answered ${response.status}.`);
   const base = strip.heard;
   for (const segment of body.segments) {
     const words = body.words.filter((word) => word.start >= segment.start && word.end <= segment.end);
@@ -296,7 +309,10 @@ async function copy() {
 
 byId("microphone").onclick = async () => {
   if (reading) return reading.abort();
-  if (microphone) return stopMicrophone();
+  if (microphone) {
+    status("Finishing.");
+    return stopMicrophone();
+  }
   if (starting) return; // a second press would start a second one
   starting = true; // the button stays enabled: a disabled one loses the focus
   await startMicrophone().catch(report);
@@ -313,7 +329,11 @@ byId("clear").onclick = () => {
   transcript.clear(microphone || !stream ? strip.heard : undefined); // a file is sent long before it is read
 };
 for (const button of document.querySelectorAll("[data-format]")) button.onclick = () => download(button.dataset.format);
-for (const name of ["device", ...PROCESSING]) byId(name).onchange = () => changeMedia().catch(report);
+// What could not be had is not shown as if it were in use.
+for (const name of PROCESSING)
+  byId(name).onchange = ({ target }) => changeMedia().catch((error) => { target.checked = !target.checked; report(error); });
+byId("device").onchange = ({ target }) =>
+  changeMedia().catch((error) => { target.value = microphone?.device ?? ""; report(error); });
 if (navigator.mediaDevices) {
   navigator.mediaDevices.ondevicechange = () => listDevices();
   listDevices();
@@ -323,10 +343,15 @@ addEventListener("keydown", ({ key, target }) => {
   if (byId("settings").contains(target)) byId("settings").firstElementChild.focus(); // its summary
   byId("settings").open = false;
 });
-addEventListener("dragover", (event) => { event.preventDefault(); byId("drop").hidden = false; });
+addEventListener("dragover", (event) => {
+  if (!event.dataTransfer?.types.includes("Files")) return;
+  event.preventDefault();
+  byId("drop").hidden = false;
+});
 addEventListener("dragleave", (event) => { if (!event.relatedTarget) byId("drop").hidden = true; });
 addEventListener("drop", (event) => {
-  event.preventDefault();
   byId("drop").hidden = true;
+  if (!event.dataTransfer.files.length) return;
+  event.preventDefault();
   for (const file of event.dataTransfer.files) sendFile(file);
 });

@@ -35,7 +35,7 @@ export class Strip {
     this.#columns = new Uint8Array(SECONDS_KEPT * COLUMNS_PER_SECOND * BANDS);
     new ResizeObserver(() => this.#later()).observe(canvas);
     this.#dark.addEventListener("change", () => this.#later());
-    latest.onclick = () => this.follow();
+    latest.onclick = () => { canvas.focus(); this.follow(); }; // which hides the button
     this.#listen();
     this.#later();
   }
@@ -139,7 +139,7 @@ export class Strip {
       const left = this.#x(this.#span.start);
       pen.fillStyle = style.getPropertyValue("--accent");
       pen.globalAlpha = 0.2;
-      pen.fillRect(left, 0, Math.max(2, this.#x(this.#span.end) - left), CHUNK_TOP + CHUNK);
+      pen.fillRect(left, SOUND_TOP, Math.max(2, this.#x(this.#span.end) - left), CHUNK_TOP + CHUNK - SOUND_TOP);
       pen.globalAlpha = 1;
     }
     this.#drawAxis(width, style.getPropertyValue("--soft"), style.getPropertyValue("--line"));

@@ -16,11 +16,13 @@ export class Transcript {
     this.#spoken = spoken;
     this.#strip = strip;
     box.addEventListener("pointerover", (event) => this.#show(event.target));
-    box.addEventListener("pointerleave", () => this.#hide());
+    box.addEventListener("pointerleave", ({ relatedTarget }) => relatedTarget !== tip && this.#hide());
+    tip.addEventListener("pointerleave", () => this.#hide());
     box.addEventListener("focusin", (event) => this.#show(event.target, true));
-    box.addEventListener("focusout", () => this.#hide());
-    box.addEventListener("click", (event) => this.#words.has(event.target) && event.target.focus());
+    box.addEventListener("focusout", (event) => this.#leave(event.target));
+    box.addEventListener("click", (event) => this.#words.has(event.target) && this.#enter(event.target));
     box.addEventListener("keydown", (event) => this.#key(event));
+    addEventListener("keydown", ({ key }) => key === "Escape" && this.#hide());
   }
 
   get text() {
@@ -74,7 +76,6 @@ export class Transcript {
     for (const word of segment.words.slice(-MAX_WORDS)) {
       const span = document.createElement("span");
       span.textContent = word.word;
-      span.tabIndex = -1;
       this.#words.set(span, word);
       paragraph.append(span, " ");
     }
@@ -98,13 +99,24 @@ export class Transcript {
     const at = element.getBoundingClientRect(), base = this.#tip.offsetParent.getBoundingClientRect();
     const left = Math.min(at.left - base.left, base.width - this.#tip.offsetWidth - 8);
     this.#tip.style.left = `${Math.max(8, left)}px`;
-    this.#tip.style.top = `${at.top - base.top - this.#tip.offsetHeight - 4}px`;
+    this.#tip.style.top = `${at.top - base.top - this.#tip.offsetHeight}px`; // the pointer can move to it
     this.#strip.show(word, move);
   }
 
   #hide() {
     this.#tip.hidden = true;
     this.#strip.show(null);
+  }
+
+  // Words can have the focus only while they do: Chromium selects no text from the edge of an element that can.
+  #enter(word) {
+    word.tabIndex = -1;
+    word.focus();
+  }
+
+  #leave(element) {
+    if (this.#words.has(element)) element.removeAttribute("tabindex");
+    this.#hide();
   }
 
   #key(event) {
@@ -115,6 +127,6 @@ export class Transcript {
     if (event.key === "Escape") this.#box.focus();
     if (next === undefined || last < 0) return;
     event.preventDefault();
-    spans[next].focus();
+    this.#enter(spans[next]);
   }
 }
