@@ -19,7 +19,15 @@ from typer.testing import CliRunner
 from mocha_model.language import LanguageModelError, VocabularyError, WordLanguageModel
 from mocha_model.prefix_tree import prefix_tree
 from mocha_model.tokenizer import Tokenizer
-from mocha_training.language import TextError, count_words, perplexity, read_lines, read_sentences, unseen
+from mocha_training.language import (
+    TextError,
+    count_words,
+    held_apart,
+    perplexity,
+    read_lines,
+    read_sentences,
+    unseen,
+)
 from tests.training.made_up import needs_voice
 
 TEXT = [
@@ -288,6 +296,15 @@ def test_what_stands_in_a_held_out_transcript_or_contains_one_is_left_out():
     kept.remove("a rat ate")  # stands in the third transcript
     assert unseen([*kept, *left_out, "a rat ate"], transcripts) == kept
     assert unseen(left_out, []) == left_out
+
+
+def test_what_is_said_often_is_learned_as_often_and_not_held_out():
+    rare = [f"sentence {n}" for n in range(45)]
+    kept, held = held_apart(["yes", *rare, "yes", "no", "no"])
+    assert held == [rare[0], rare[20], rare[40]]
+    assert Counter(kept) == Counter({"yes": 2, "no": 2} | {s: 1 for s in rare if s not in held})
+    assert held_apart(["yes", "yes", "no", "no"]) == (["no", "no"], ["yes"])
+    assert held_apart(["yes"]) == (["yes"], ["yes"])
 
 
 def test_more_words_than_trigrams_can_be_numbered_of_are_refused():

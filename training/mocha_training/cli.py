@@ -327,8 +327,7 @@ def train_lm(
         sentences = language.unseen(language.read_sentences(text, tokenizer), _transcripts(held_out))
         if not sentences:
             raise language.TextError("all sentences of the text are held out")
-        held = sentences[:: max(20, len(sentences) // 1000)]
-        kept = sorted(set(sentences) - set(held)) or sentences
+        kept, held = language.held_apart(sentences)
         others = language.read_words(words, tokenizer) if words else set[str]()
         counts = language.count_words(kept, tokenizer, least, others)
         made = WordLanguageModel(counts, tokenizer)

@@ -4,7 +4,7 @@ import gzip
 import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +88,18 @@ def seen_in(transcripts: Iterable[str], least_words: int = 3) -> Callable[[str],
         return words in stand or any(inside)
 
     return seen
+
+
+def held_apart(sentences: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What of `sentences` is learned from, as often as it occurs, and a twentieth or a thousand to measure with.
+
+    Those occur once, unless all occur again and again. Where nothing would be left, all are learned from.
+    """
+    counts = Counter(sentences)
+    rare = [s for s in counts if counts[s] == 1] or list(counts)
+    held = rare[:: max(20, len(rare) // 1000)]
+    apart = set(held)
+    return [s for s in sentences if s not in apart] or list(sentences), held
 
 
 def count_words(sentences: list[str], tokenizer: Tokenizer, least: int, others: Iterable[str] = ()) -> WordCounts:
