@@ -1,8 +1,11 @@
 """What espeak-ng says of words."""
 
+import subprocess
+
 import pytest
 from tests.training.made_up import needs_voice
 
+from mocha_model import pronunciation
 from mocha_model.pronunciation import PronunciationError, pronounce
 
 
@@ -22,3 +25,16 @@ def test_without_espeak_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(PronunciationError, match="Debian package espeak-ng"):
         pronounce(["cat"])
+
+
+def test_time_is_limited_for_each_thousand_words(monkeypatch: pytest.MonkeyPatch):
+    calls = []
+
+    def says(*_: object, input: str, timeout: float, **__: object) -> subprocess.CompletedProcess[str]:
+        calls.append((len(input.split(".")) - 1, timeout))
+        return subprocess.CompletedProcess((), 0, "k_a#_t s_oU\n" * calls[-1][0])
+
+    monkeypatch.setattr(subprocess, "run", says)
+    words = [f"w{n}" for n in range(2500)]
+    assert pronounce(words) == dict.fromkeys(words, ("k", "@", "t"))
+    assert calls == [(count, pronunciation.TIMEOUT_S) for count in (1000, 1000, 500)]

@@ -28,7 +28,7 @@ from mocha_training.language import (
     read_sentences,
     unseen,
 )
-from tests.training.made_up import needs_voice
+from tests.training.made_up import needs_voice, said
 
 TEXT = [
     "the cat sat on the mat",
@@ -286,6 +286,15 @@ def test_the_command_writes_what_evaluate_reads(tmp_path: Path):
     own = {word for s in TEXT for word in s.split()}
     assert made.recurrent and {"cat", "mat"} <= {made.counts.words[n] for n in made.recurrent.words} <= own
     assert {"zebu", "aye"} == set(made.counts.words) - own
+
+
+def test_words_that_cannot_be_said_are_told_before_the_lstm_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "text.txt").write_text("\n".join(TEXT))
+    monkeypatch.setattr("mocha_training.cli.train_word_lstm", lambda *_: pytest.fail("hours are lost"))
+    monkeypatch.setenv("PATH", "")
+    command = ("train-lm", "--text", tmp_path / "text.txt", "--out", tmp_path / "lm.safetensors", "--lstm-epochs", 1)
+    status, output = said(*command)
+    assert status == 1 and "install the Debian package espeak-ng" in output
 
 
 def test_what_stands_in_a_held_out_transcript_or_contains_one_is_left_out():

@@ -330,6 +330,7 @@ def train_lm(
         kept, held = language.held_apart(sentences)
         others = language.read_words(words, tokenizer) if words else set[str]()
         counts = language.count_words(kept, tokenizer, least, others)
+        sounds = language.said(counts.words) if recogniser.config.phones else ()
         made = WordLanguageModel(counts, tokenizer)
         with Progress(console=console, transient=True) as bar:
             if lstm_epochs:
@@ -337,7 +338,7 @@ def train_lm(
                 config = WordLSTMConfig(epochs=lstm_epochs)
                 lstm, own = train_word_lstm(kept, config, lambda done: bar.update(task, completed=done))
                 made = language.mixed(counts, lstm, own, held, tokenizer)
-            made.said = language.said(counts.words) if recogniser.config.phones else ()
+            made.said = sounds
             task = bar.add_task("measuring", total=len(held))
             letter, word = language.perplexity(made, held, tokenizer, lambda done: bar.advance(task, done))
         made_of = {"sentences": len(kept), "least": least, "words_besides": len(others), "lstm_epochs": lstm_epochs}
