@@ -105,8 +105,17 @@ def test_a_state_that_is_damaged_is_told(tmp_path: Path):
     whole = path.read_bytes()
     for damaged in (whole[: len(whole) // 2], b"not a state", b""):
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"last\.pt: not a run's state, or truncated"):
+        with pytest.raises(ValueError, match=r"last\.pt: not a run's state.* in another directory"):
             make_trainer(tmp_path).resume()
+
+
+@pytest.mark.parametrize("name", ["step-000001", "best", "final"])
+def test_checkpoints_of_another_run_are_not_taken_for_ones_own(name: str, tmp_path: Path):
+    (tmp_path / "other.safetensors").touch()
+    assert not make_trainer(tmp_path).resume()
+    (tmp_path / f"{name}.safetensors").touch()
+    with pytest.raises(ValueError, match=f"{tmp_path.name}: has {name}.safetensors of a run, and no last.pt"):
+        make_trainer(tmp_path).resume()
 
 
 def test_runs_of_versions_before_are_resumed(tmp_path: Path):

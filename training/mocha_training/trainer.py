@@ -333,11 +333,13 @@ class Trainer:
         """Go on from ``last.pt``, if there is one. Raises ValueError where that is of another run, and says why."""
         path = self.directory / "last.pt"
         if not path.is_file():
+            self._refuse_checkpoints()
             return False
         try:
             state = torch.load(path, map_location=self.device, weights_only=True)
         except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
-            raise ValueError(f"{path}: not a run's state, or truncated; its last checkpoint can begin a run") from error
+            begin = "the run's last checkpoint can begin one in another directory"
+            raise ValueError(f"{path}: not a run's state, or truncated; {begin}") from error
         before = {"seed": state["seed"]} if "seed" in state else {}  # all that versions before wrote of it
         refuse_other(path, state.get("begun_with", before), self._begun_with())
         if self.started_from and state.get("started_from", self.started_from) != self.started_from:
@@ -349,6 +351,13 @@ class Trainer:
         self.seconds = state.get("seconds", 0.0)
         self.started_from = state.get("started_from", {})
         return True
+
+    def _refuse_checkpoints(self) -> None:
+        """Raise ValueError where another run has left some, which this one would average and remove."""
+        named = (self.directory / f"{name}.safetensors" for name in ("best", "final"))
+        if found := [*self._saved(), *(path for path in named if path.is_file())]:
+            lacking = f"has {found[0].name} of a run, and no last.pt to go on from"
+            raise ValueError(f"{self.directory}: {lacking}. Another run needs another directory")
 
     def _restore(self, path: Path, state: dict[str, Any]) -> None:
         """Take weights and optimizers from `state`, which is that of `path`. Raises ValueError where they do not fit.
@@ -363,8 +372,9 @@ class Trainer:
             for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(kept)
         except ValueError as error:
-            other = "its optimizers are of other parameters, as in versions before; its last checkpoint can begin a run"
-            raise ValueError(f"{path}: {other}") from error
+            other = "its optimizers are of other parameters, as in versions before"
+            begin = "the run's last checkpoint can begin one in another directory"
+            raise ValueError(f"{path}: {other}; {begin}") from error
 
     def finish(self) -> None:
         """Make ``final.safetensors``, compact: the best, or the last ones averaged (batch norm statistics too)."""
