@@ -188,6 +188,16 @@ def test_errors_become_fewer():
     assert sum(rates[-5:]) < 0.5 * sum(rates[:5])
 
 
+def test_both_numbers_are_on_the_device_of_the_model(monkeypatch: pytest.MonkeyPatch):
+    """As `Trainer` stacks them with all others."""
+    elsewhere = torch.zeros((), device="meta")
+    monkeypatch.setattr("mocha_training.policy.expected_errors", lambda *_: (elsewhere, 0.5))
+    config = TrainConfig(attention="path", policy_weight=1.0)
+    model, rows = SpeechModel(tiny(TOKENIZER.vocab_size)), torch.zeros(1, 1)
+    parts = policy_losses(model, config, (rows, rows), rows, rows, SPACE)
+    assert {value.device.type for _, value in parts.values()} == {"meta"}
+
+
 def test_it_is_of_paths_and_of_characters():
     for wrong in ({"attention": "expected"}, {"attention": "path", "units": "words"}):
         with pytest.raises(ValidationError, match="policy_weight"):

@@ -176,7 +176,7 @@ def policy_losses(
     rows = slice(0, len(tokens) // 2 if config.consistency_weight else len(tokens))
     of_rows = ((memory[0][rows], memory[1][rows]), tokens[rows], num_tokens[rows])
     objective, rate = expected_errors(model, *of_rows, space, config.policy_draws, config.policy_temperature)
-    return {"policy": (config.policy_weight, objective), "drawn_wer": (0.0, torch.tensor(rate))}
+    return {"policy": (config.policy_weight, objective), "drawn_wer": (0.0, objective.new_tensor(rate))}
 
 
 def _texts(tokens: Tensor, num_tokens: Tensor) -> Texts:
