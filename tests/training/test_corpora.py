@@ -169,8 +169,8 @@ def test_recordings_that_went_away_are_named(tmp_path: Path):
     write_librispeech(tmp_path / "mini", ("train-clean-5", "dev-clean-2"))
     prepare("librispeech", tmp_path / "mini", tmp_path / "data")
     next((tmp_path / "mini" / "train-clean-5").rglob("*0001.flac")).unlink()
-    with pytest.raises(CorpusError, match="103-1240-0001: not a readable recording"):
-        load_corpus(tmp_path / "data" / "train.jsonl.gz")
+    left_out = load_corpus(tmp_path / "data" / "train.jsonl.gz").left_out
+    assert "recordings cannot be read (103-1240-0001" in left_out
 
 
 def test_recipes_for_these_corpora_are_long_and_large():

@@ -8,6 +8,7 @@ import os
 import shutil
 import tarfile
 import time
+import wave
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from mocha_model.tokenizer import Tokenizer
 from mocha_training import data
 from mocha_training.data import Corpus, CorpusError, load_corpus, make_batches, trainable, writable
-from tests.training.made_up import FIXTURES
+from tests.training.made_up import FIXTURES, said
 
 
 def test_corpus_is_decoded_once_and_normalised(corpus: Corpus):
@@ -63,11 +64,81 @@ def test_truncated_shards_are_named(length: int, manifest: Path, tmp_path: Path)
     assert not list((tmp_path / "cache").glob("*.i16")) and not list((tmp_path / "cache").glob("*.json"))
 
 
+def spoiled_recordings(directory: Path, num: int, num_bad: int) -> Path:
+    """A corpus of which the first `num_bad` recordings are none."""
+    directory.mkdir()
+    rows, good = [], (FIXTURES / "suit.wav").read_bytes()[:4044]
+    with tarfile.open(directory / "train-000.tar", "w") as tar:
+        for n in range(num):
+            content = b"no recording" if n < num_bad else good
+            member = tarfile.TarInfo(f"k{n}.wav")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+            rows.append({"key": f"k{n}", "shard": "train-000.tar", "text": f"text {n}", "corpus": "c"})
+    manifest = directory / "train.jsonl"
+    manifest.write_text("\n".join(map(json.dumps, rows)))
+    return manifest
+
+
+def test_a_few_recordings_that_cannot_be_read_are_left_out_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MOCHA_CACHE", str(tmp_path / "cache"))
+    manifest = spoiled_recordings(tmp_path / "few", 5, 3)
+    for _ in ("decoded", "kept"):
+        found = load_corpus(manifest)
+        assert [u.key for u in found.utterances] == ["k3", "k4"]
+        named = ", ".join(f"train-000.tar/k{n}.wav" for n in range(3))
+        assert found.left_out == f"{manifest}: 3 of 5 recordings cannot be read ({named}) and are left out"
+    status, output = said("evaluate", "--manifest", manifest)
+    assert status == 0 and "warning: " in output and "3 of 5 recordings cannot be read" in output
+
+
+@pytest.mark.parametrize(("num", "num_bad"), [(2, 2), (5, 4), (399, 4)])
+def test_many_recordings_that_cannot_be_read_are_no_corpus(num: int, num_bad: int, tmp_path: Path):
+    manifest = spoiled_recordings(tmp_path / "many", num, num_bad)
+    with pytest.raises(CorpusError, match=rf"{num_bad} of {num} recordings cannot be read \(train-000.tar/k0.wav"):
+        load_corpus(manifest, tmp_path / "cache")
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"]
+
+
+def test_a_hundredth_of_recordings_may_be_unreadable(tmp_path: Path):
+    assert len(load_corpus(spoiled_recordings(tmp_path / "few", 400, 4), tmp_path / "cache").utterances) == 396
+
+
 def test_malformed_manifests_are_named(tmp_path: Path):
     for name, content in (("a.jsonl", "{"), ("b.jsonl", '{"key": "k"}'), ("c.jsonl.gz", "{"), ("d.jsonl", "[1]")):
         (tmp_path / name).write_text(content)
         with pytest.raises(CorpusError, match=name):
             load_corpus(tmp_path / name, tmp_path)
+
+
+ROW = {"key": "k", "shard": "s.tar", "text": "x", "speaker": "s", "corpus": "c"}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "Expecting"),
+        ("[1]", "not a JSON object"),
+        (json.dumps({n: v for n, v in ROW.items() if n != "text"}), "lacks 'text'"),
+        *((json.dumps(ROW | {name: 5}), f"'{name}' is not a string") for name in ("key", "shard", "corpus")),
+        *((json.dumps(ROW | {name: [5]}), f"'{name}' is neither a string nor null") for name in ("text", "speaker")),
+    ],
+)
+def test_lines_of_manifests_are_named(line: str, message: str, tmp_path: Path):
+    manifest = tmp_path / "train.jsonl"
+    manifest.write_text(json.dumps(ROW | {"text": None, "speaker": None}) + "\n\n" + line)
+    with pytest.raises(CorpusError, match=rf"train\.jsonl: line 3: .*{message}"):
+        load_corpus(manifest, tmp_path)
+
+
+def test_recordings_of_nothing_are_no_corpus(tmp_path: Path):
+    with wave.open(str(tmp_path / "k.wav"), "wb") as empty:
+        empty.setparams((1, 2, 16_000, 0, "NONE", ""))
+    with tarfile.open(tmp_path / "s.tar", "w") as tar:
+        tar.add(tmp_path / "k.wav", "k.wav")
+    (tmp_path / "train.jsonl").write_text(json.dumps(ROW))
+    with pytest.raises(CorpusError, match=r"train\.jsonl: its recordings are empty"):
+        load_corpus(tmp_path / "train.jsonl", tmp_path / "cache")
 
 
 def test_shards_and_manifests_as_others_write_them(tmp_path: Path, manifest: Path):

@@ -54,6 +54,14 @@ def _fail(message: object) -> typer.Exit:
     return typer.Exit(1)
 
 
+def _loaded(manifest: Path, units: Units = "characters") -> Corpus:
+    """`load_corpus`, and what it left out is told."""
+    corpus = load_corpus(manifest, units=units)
+    if corpus.left_out:
+        console.print(f"[yellow]warning:[/yellow] {escape(corpus.left_out)}", soft_wrap=True)
+    return corpus
+
+
 def prepare(
     corpus: Annotated[corpora.Name, typer.Argument(help="what it is")],
     source: Annotated[Path, typer.Argument(help="its directory, laid out as it is published (docs/recipes.md)")],
@@ -150,7 +158,7 @@ def _joined(device: str) -> str:
 
 
 def _training_corpus(data: list[Path], config: TrainConfig) -> Corpus:
-    everything = Corpus.joined([load_corpus(find_manifest(d, "train"), units=config.units) for d in data])
+    everything = Corpus.joined([_loaded(find_manifest(d, "train"), config.units) for d in data])
     corpus = trainable(everything, config.min_seconds, config.max_seconds, config.units)
     if not corpus.utterances:
         raise ValueError(f"none of {len(everything.utterances)} utterances can be learned from")
@@ -168,7 +176,7 @@ def _some(dev: Corpus | None, count: int) -> Corpus | None:
 def _first(directories: list[Path], split: str, units: Units) -> Corpus | None:
     """That split of the first directory that has it."""
     manifests = (find_manifest(directory, split) for directory in directories)
-    return next((load_corpus(manifest, units=units) for manifest in manifests if manifest.is_file()), None)
+    return next((_loaded(manifest, units) for manifest in manifests if manifest.is_file()), None)
 
 
 def evaluate(
@@ -215,7 +223,7 @@ def evaluate(
         if hypotheses is not None:
             outputs.make_ready(hypotheses)
         checkpoint = load_checkpoint(model)
-        corpus = load_corpus(manifest, units=checkpoint.tokenizer.units)
+        corpus = _loaded(manifest, checkpoint.tokenizer.units)
         if limit:
             corpus = corpus.subset(list(range(min(limit, len(corpus.utterances)))))
         language_model = WordLanguageModel.load(lm, checkpoint.tokenizer) if lm else None
@@ -256,7 +264,7 @@ def calibrate(
             outputs.make_ready_for_picture(picture)
         checkpoint = load_checkpoint(model)
         outputs.make_ready(model)
-        corpus = load_corpus(manifest, units=checkpoint.tokenizer.units)
+        corpus = _loaded(manifest, checkpoint.tokenizer.units)
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task("listening", total=1.0)
             fitted, found = confidence.calibrated(checkpoint, corpus, lambda share: bar.advance(task, share))
@@ -273,7 +281,7 @@ def calibrate(
 
 
 def _transcripts(held_out: list[Path] | None) -> list[str]:
-    return [u.text for manifest in held_out or () for u in load_corpus(manifest).utterances]
+    return [u.text for manifest in held_out or () for u in _loaded(manifest).utterances]
 
 
 def synthesize(
@@ -360,7 +368,7 @@ def report(
     try:
         outputs.make_ready(losses)
         checkpoint = load_checkpoint(model or run / "final.safetensors")
-        dev = load_corpus(find_manifest(data, "dev"), units=checkpoint.tokenizer.units)
+        dev = _loaded(find_manifest(data, "dev"), checkpoint.tokenizer.units)
         if not log.is_file():
             raise _fail(f"{log}: no such file; a run has it from its tenth step on")
         pictures.draw_losses(log, losses)

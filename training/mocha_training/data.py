@@ -36,7 +36,9 @@ Samples = NDArray[np.int16]
 BESIDE = ("json", "txt", "lab", "trn", "csv", "tsv")  # files of a shard that are no recordings
 # PyAV before 19 reads no file whose tags are not UTF-8 unless told to; later ones do, and cannot be told.
 TAGS: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
-FEW = 6  # symbols that a message names
+FEW = 6  # symbols or recordings that a message names
+INDEX = 2  # the kind of index in the cache: others are made anew
+MOST_UNREADABLE = 3, 0.01  # recordings of a corpus, or this share of them
 
 
 class CorpusError(ValueError):
@@ -62,6 +64,7 @@ class Corpus:
 
     utterances: tuple[Utterance, ...]
     files: tuple[Samples, ...]
+    left_out: str = ""  # what to say of recordings that could not be read, of a corpus as it was loaded
 
     def pcm(self, index: int) -> Samples:
         """Samples [N] int16 of utterance `index`, as recorded."""
@@ -123,10 +126,11 @@ def load_corpus(manifest: Path, cache: Path | None = None, units: Units = "chara
 
     What is decoded is kept for the manifest and its shards as they are now (path, size, time of change); the recordings
     that a CutSet names are taken to stay as they are. One process decodes, others that ask meanwhile wait for it.
-    Texts are normalised for `units`.
+    Texts are normalised for `units`. A few recordings that cannot be read are left out, and `left_out` says which.
 
     Raises:
-        CorpusError: the manifest or something it names is missing or unreadable, or the cache cannot be written.
+        CorpusError: the manifest or something it names is missing or unreadable (of recordings: all, or more than
+            three and a hundredth), or the cache cannot be written.
 
     """
     if not manifest.is_file():
@@ -142,11 +146,19 @@ def load_corpus(manifest: Path, cache: Path | None = None, units: Units = "chara
                     _decode(manifest, index, flat)
         except OSError as error:
             raise CorpusError(f"{flat}: cannot be written; $MOCHA_CACHE says where else ({error})") from error
-    rows = [row | {"text": normalize_text(row["text"], units)} for row in json.loads(index.read_text())]
+    kept = json.loads(index.read_text())
+    rows = [row | {"text": normalize_text(row["text"], units)} for row in kept["utterances"]]
     utterances = tuple(Utterance(**row) for row in rows)
     if not utterances:
         raise CorpusError(f"{manifest}: no utterances")
-    return Corpus(utterances, (np.memmap(flat, dtype=np.int16, mode="r"),))
+    unreadable = kept["unreadable"]
+    left_out = f"{_unreadable(manifest, len(rows), unreadable)} and are left out" if unreadable else ""
+    return Corpus(utterances, (np.memmap(flat, dtype=np.int16, mode="r"),), left_out)
+
+
+def _unreadable(manifest: Path, num_read: int, names: Sequence[str]) -> str:
+    named = ", ".join(names[:FEW]) + (" …" if len(names) > FEW else "")
+    return f"{manifest}: {len(names)} of {num_read + len(names)} recordings cannot be read ({named})"
 
 
 def _is_cut_set(manifest: Path) -> bool:
@@ -156,7 +168,7 @@ def _is_cut_set(manifest: Path) -> bool:
 def _fingerprint(manifest: Path) -> str:
     """A name that changes when the manifest does, or one of its shards."""
     shards = [] if _is_cut_set(manifest) else sorted({row["shard"] for row in _rows(manifest)})
-    parts = []
+    parts = [f"index {INDEX}"]
     for path in (manifest, *(manifest.parent / shard for shard in shards)):
         try:
             stat = path.stat()
@@ -169,49 +181,77 @@ def _fingerprint(manifest: Path) -> str:
 def _decode(manifest: Path, index: Path, flat: Path) -> None:
     """Write all samples and, last, where each utterance lies: who sees the index sees the whole of both."""
     recordings = _lhotse_recordings(manifest) if _is_cut_set(manifest) else _shard_recordings(manifest)
-    rows, offset = [], 0
+    rows, offset, unreadable = [], 0, list[str]()
     for left in flat.parent.glob(f"{flat.stem}*/"):  # by one that was killed
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=flat.parent, prefix=flat.stem) as own:
         partial_index, partial_flat = Path(own) / index.name, Path(own) / flat.name
         with partial_flat.open("wb") as out:
-            for utterance, samples in _in_order(recordings):
+            for name, utterance, decoded in _in_order(recordings):
+                try:
+                    samples = decoded.result()
+                except CorpusError:
+                    unreadable.append(name)
+                    continue
                 out.write(samples.tobytes())
                 rows.append(asdict(utterance) | {"offset": offset, "num_samples": len(samples)})
                 offset += len(samples)
-        partial_index.write_text(json.dumps(rows))
+        if rows and not offset:
+            raise CorpusError(f"{manifest}: its recordings are empty")
+        few, share = MOST_UNREADABLE
+        if unreadable and (not rows or len(unreadable) > max(few, share * (len(rows) + len(unreadable)))):
+            raise CorpusError(_unreadable(manifest, len(rows), unreadable))
+        partial_index.write_text(json.dumps({"utterances": rows, "unreadable": unreadable}))
         partial_flat.replace(flat)
         partial_index.replace(index)
 
 
-# What is known of a recording before it is decoded, and what decodes it.
-Undecoded = tuple[Utterance, Callable[[], Samples]]
+# A recording's name, what is known of it before it is decoded, and what decodes it, or will have.
+Undecoded = tuple[str, Utterance, Callable[[], Samples]]
+Decoding = tuple[str, Utterance, Future[Samples]]
 
 
-def _in_order(recordings: Iterator[Undecoded]) -> Iterator[tuple[Utterance, Samples]]:
+def _in_order(recordings: Iterator[Undecoded]) -> Iterator[Decoding]:
     """Decode on all cores, a few ahead of what is asked for; decoders let go of Python's lock."""
     workers = os.cpu_count() or 1
-    ahead: deque[tuple[Utterance, Future[Samples]]] = deque()
+    ahead: deque[Decoding] = deque()
     with ThreadPoolExecutor(workers) as pool:
-        for utterance, decode in recordings:
-            ahead.append((utterance, pool.submit(decode)))
+        for name, utterance, decode in recordings:
+            ahead.append((name, utterance, pool.submit(decode)))
             if len(ahead) > 2 * workers:
-                first, samples = ahead.popleft()
-                yield first, samples.result()
-        for first, samples in ahead:
-            yield first, samples.result()
+                yield ahead.popleft()
+        yield from ahead
 
 
 def _rows(manifest: Path) -> list[dict[str, Any]]:
     try:
         lines = manifest.read_text(encoding="utf-8").split("\n")  # a text may have other ends of lines
-        rows = [json.loads(line) for line in lines if line.strip()]
-        lacking = [name for row in rows for name in ("key", "shard", "text", "corpus") if name not in row]
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise CorpusError(f"{manifest}: not lines of JSON objects ({error})") from error
-    if lacking:
-        raise CorpusError(f"{manifest}: there are lines without {lacking[0]!r}")
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows += [_row(line)] if line.strip() else []
+        except ValueError as error:
+            raise CorpusError(f"{manifest}: line {number}: {error}") from error
     return rows
+
+
+def _row(line: str) -> dict[str, Any]:
+    """A line of a manifest; raises ValueError."""
+    row = json.loads(line)
+    if not isinstance(row, dict):
+        raise ValueError("not a JSON object")
+    for name in ("key", "shard", "text", "corpus"):
+        if name not in row:
+            raise ValueError(f"lacks {name!r}")
+    for name in ("key", "shard", "corpus"):
+        if not isinstance(row[name], str):
+            raise ValueError(f"{name!r} is not a string")
+    for name in ("text", "speaker"):
+        if not isinstance(row.get(name), str | None):
+            raise ValueError(f"{name!r} is neither a string nor null")
+    return row
 
 
 def _shard_recordings(manifest: Path) -> Iterator[Undecoded]:
@@ -227,7 +267,7 @@ def _shard_recordings(manifest: Path) -> Iterator[Undecoded]:
                 files = _files(tar, wanted)
                 for row, name, data in track(files, f"decoding {shard}", total=len(wanted), transient=True):
                     utterance = Utterance(row["key"], row["text"] or "", row.get("speaker") or "", row["corpus"], 0, 0)
-                    yield utterance, partial(decode_audio, data, name)
+                    yield f"{shard}/{name}", utterance, partial(decode_audio, data, name)
         except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
             raise CorpusError(f"{manifest.parent / shard}: not a readable shard ({error})") from error
         if wanted:
@@ -258,7 +298,7 @@ def _lhotse_recordings(manifest: Path) -> Iterator[Undecoded]:
             speaker = next((s.speaker for s in cut.supervisions if s.speaker), "")
             custom = getattr(cut, "custom", None) or {}
             corpus = str(custom.get("corpus", manifest.name.removesuffix(".jsonl.gz")))
-            yield Utterance(cut.id, text, speaker, corpus, 0, 0), partial(_decode_cut, cut)
+            yield cut.id, Utterance(cut.id, text, speaker, corpus, 0, 0), partial(_decode_cut, cut)
     except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError) as error:
         raise CorpusError(f"{manifest}: not a readable CutSet ({error})") from error
 
