@@ -118,7 +118,8 @@ def test_the_command_calibrates_what_is_read_live_and_from_files(
 ):
     path, curve = tmp_path / "a.safetensors", tmp_path / "new" / "curve.svg"
     save_checkpoint(path, bundled.model, bundled.tokenizer, {}, compact=True)
-    rows = tuple(Utterance(str(k), "the weather is fine today", "", "made", 0, len(clip) - k, 0) for k in (0, 1))
+    texts = enumerate(["the weather is fine today"] * 2 + [""])
+    rows = tuple(Utterance(str(k), text, "", "made", 0, len(clip) - k, 0) for k, text in texts)
     monkeypatch.setattr(cli, "load_corpus", lambda *_, **__: Corpus(rows, (clip,)))
     output = run("calibrate", "--manifest", "dev.jsonl", "--model", path, "--picture", curve)
     assert "live: " in output and "files: " in output and "<svg" in curve.read_text()

@@ -109,6 +109,13 @@ def test_error_rates_without_references_are_unknown_not_zero():
     assert [summary[name] for name in ("wer", "cer", "ctc_wer", "ctc_cer")] == [None] * 4
 
 
+def test_what_is_read_where_nothing_was_said_is_inserted():
+    texts = (("", "they said so", "so"), ("a b", "a b", "a b"))
+    summary = summarize([Result("k", "c", said, heard, ctc, ()) for said, heard, ctc in texts])
+    assert (summary["wer"], summary["ctc_wer"]) == (1.5, 0.5)
+    assert (summary["cer"], summary["tokens_per_reference"]) == (4.0, 5.0)
+
+
 def test_latency_counts_only_matching_symbols():
     from mocha_model.emissions import Emission
 

@@ -129,7 +129,7 @@ def calibrated(
     for name, how in ways.items():
         parts = (checkpoint.model, checkpoint.tokenizer, corpus, how)
         results, _ = transcribe_corpus(*parts, lambda done: progress(done / total))
-        utterances = heard_words([r for r in results if r.reference])
+        utterances = heard_words(results)
         fitted.append(fit([word for heard in utterances for word in heard]))
         found[name] = held_out(utterances)
     return (fitted[0], fitted[-1]), found

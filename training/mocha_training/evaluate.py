@@ -168,22 +168,23 @@ def _percentiles(values: list[float]) -> dict[str, float | None]:
 
 
 def summarize(results: list[Result], fold: Callable[[str], str] = str) -> dict[str, Any]:
-    """Figures over some results: error rates are ratios (None without references), latencies milliseconds.
+    """Figures over some results: error rates are ratios, latencies milliseconds.
 
-    What stands between spaces counts as a word: where the units are phones, WER is the phone error rate. The
-    texts are passed through `fold` first. ``tokens_per_reference`` is a ratio of characters.
+    What is read where a reference is empty counts as inserted; where all are empty, rates are None. What stands between
+    spaces counts as a word: where the units are phones, WER is the phone error rate. The texts are passed through
+    `fold` first. ``tokens_per_reference`` is a ratio of characters.
     """
-    scored = [r for r in results if fold(r.reference)]
-    references = [fold(r.reference) for r in scored]
-    hypotheses, ctc = [fold(r.hypothesis) for r in scored], [fold(r.ctc) for r in scored]
+    references = [fold(r.reference) for r in results]
+    hypotheses, ctc = [fold(r.hypothesis) for r in results], [fold(r.ctc) for r in results]
+    said = any(reference.split() for reference in references)
     return {
         "utterances": len(results),
-        "wer": jiwer.wer(references, hypotheses) if scored else None,
-        "cer": jiwer.cer(references, hypotheses) if scored else None,
-        "ctc_wer": jiwer.wer(references, ctc) if scored else None,
-        "ctc_cer": jiwer.cer(references, ctc) if scored else None,
+        "wer": jiwer.wer(references, hypotheses) if said else None,
+        "cer": jiwer.cer(references, hypotheses) if said else None,
+        "ctc_wer": jiwer.wer(references, ctc) if said else None,
+        "ctc_cer": jiwer.cer(references, ctc) if said else None,
         "tokens_per_reference": sum(map(len, hypotheses)) / max(1, sum(map(len, references))),
-        "emission_latency_ms": _percentiles([late for r in scored for late in r.latencies_ms]),
+        "emission_latency_ms": _percentiles([late for r in results for late in r.latencies_ms]),
     }
 
 
