@@ -5,6 +5,7 @@ the integers that streams multiply anyway (`quantized`), so what is read is what
 """
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -103,11 +104,19 @@ def _restored(stored: dict[str, Tensor]) -> dict[str, Tensor]:
     return weights
 
 
-def write_whole(target: Path, data: bytes) -> None:
-    """Write a file that is there whole or not at all; with the permissions of other new files, unlike `save_file`."""
+def write_whole(target: Path, data: bytes | memoryview) -> None:
+    """Write a file that is there whole or not at all; with the permissions of other new files, unlike `save_file`.
+
+    Raises OSError, which names it.
+    """
     partial = target.with_name(target.name + ".partial")
-    partial.write_bytes(data)
-    partial.replace(target)
+    try:
+        partial.write_bytes(data)
+        partial.replace(target)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise OSError(error.errno, error.strerror, str(target)) from error
 
 
 def load_checkpoint(path: str | Path | None = None, device: str = "cpu") -> Checkpoint:

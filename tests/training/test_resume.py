@@ -1,5 +1,6 @@
 """Which runs go on from what a directory has, and what is said of those that do not."""
 
+import errno
 import io
 import json
 import tarfile
@@ -154,6 +155,47 @@ def corpus_directory(directory: Path, text: str) -> Path:
     row = {"key": "k", "shard": "train-000.tar", "text": text, "speaker": "s", "corpus": "c"}
     (directory / "train.jsonl").write_text(json.dumps(row))
     return directory
+
+
+def fill_the_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """There is no more space when the file `name` is written."""
+    write_bytes = Path.write_bytes
+
+    def write(path: Path, data: bytes) -> int:
+        if not path.name.startswith(name):
+            return write_bytes(path, data)
+        write_bytes(path, data[:9])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+
+
+def test_a_run_that_ends_before_its_state_is_written_lacks_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    before, later = (make_trainer(tmp_path, average_last=1) for _ in range(2))
+    before.save()
+    before.step = 7
+    with monkeypatch.context() as patch:
+        fill_the_disk(patch, "last.pt")
+        with pytest.raises(OSError, match=r"last\.pt"):
+            before.save()
+    assert {path.name for path in tmp_path.glob("step-*")} == {"step-000000.safetensors", "step-000007.safetensors"}
+    assert later.resume() and later.step == 0
+    later.step = 3
+    later.save()
+    assert [path.name for path in later._saved()] == ["step-000003.safetensors"], "no later one stands for this run"
+
+
+@pytest.mark.parametrize("name", ["last.pt", "final.safetensors"])
+def test_a_full_disk_is_told_in_a_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MOCHA_CACHE", str(tmp_path / "cache"))
+    data, run = corpus_directory(tmp_path / "data", "had a suit"), tmp_path / "run"
+    fill_the_disk(monkeypatch, name)
+    begun = ("train", "--out", run, "--device", "cpu", "--steps", 1, "--recipe", "warm_start", "--preset", "tiny")
+    status, output = said(*begun, "--data", data)
+    assert status == 1 and output.endswith(f"error: [Errno 28] No space left on device: '{run / name}'")
+    assert not list(run.glob("*.partial")) and not (run / name).exists()
 
 
 def test_the_command_says_why_a_run_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

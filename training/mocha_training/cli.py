@@ -135,7 +135,7 @@ def train(
     console.print(f"{len(corpus.utterances)} utterances, {corpus.seconds / 3600:.2f} h; {size}{begun}{left_out}")
     try:
         trainer.run()
-    except CheckpointError as error:
+    except (CheckpointError, OSError) as error:
         raise _fail(error) from error
 
 

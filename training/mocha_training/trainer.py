@@ -8,6 +8,7 @@ of it; but how many steps fit in a second is the machine's, so two such runs are
 nothing of command lines.
 """
 
+import io
 import json
 import math
 import multiprocessing
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
-from mocha_model.checkpoint import save_checkpoint
+from mocha_model.checkpoint import save_checkpoint, write_whole
 from mocha_model.encoder import MaskedBatchNorm
 from mocha_model.model import SpeechModel
 from mocha_model.tokenizer import Tokenizer
@@ -302,7 +303,12 @@ class Trainer:
             save_checkpoint(self.directory / "best.safetensors", self.model, self.tokenizer, provenance)
 
     def save(self) -> None:
-        """Write ``last.pt`` (everything, for `resume`) and a numbered checkpoint of the weights."""
+        """Write a numbered checkpoint of the weights and ``last.pt`` (everything, for `resume`). Raises OSError.
+
+        In this order: a run that is killed here goes on from before, and makes all that it lacks again.
+        """
+        numbered = self.directory / f"step-{self.step:06d}.safetensors"
+        save_checkpoint(numbered, self.model, self.tokenizer, self.provenance())
         state = {
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -312,18 +318,16 @@ class Trainer:
             "begun_with": self._begun_with(),
             "started_from": self.started_from,
         }
-        partial = self.directory / "last.pt.partial"
-        torch.save(state, partial)
-        partial.replace(self.directory / "last.pt")
-        save_checkpoint(
-            self.directory / f"step-{self.step:06d}.safetensors", self.model, self.tokenizer, self.provenance()
-        )
+        written = io.BytesIO()
+        torch.save(state, written)
+        write_whole(self.directory / "last.pt", written.getbuffer())
         for old in self._saved()[: -self.config.average_last]:
             old.unlink()
 
     def _saved(self) -> list[Path]:
-        """The numbered checkpoints, oldest first."""
-        return sorted(self.directory.glob("step-*.safetensors"), key=lambda path: int(path.stem.split("-")[1]))
+        """The numbered checkpoints until now, oldest first; later ones are of a run that was killed as it wrote."""
+        found = {int(path.stem.split("-")[1]): path for path in self.directory.glob("step-*.safetensors")}
+        return [found[step] for step in sorted(found) if step <= self.step]
 
     def _begun_with(self) -> dict[str, Any]:
         """With as many processes too: an epoch has so many steps fewer."""
@@ -354,8 +358,8 @@ class Trainer:
 
     def _refuse_checkpoints(self) -> None:
         """Raise ValueError where another run has left some, which this one would average and remove."""
-        named = (self.directory / f"{name}.safetensors" for name in ("best", "final"))
-        if found := [*self._saved(), *(path for path in named if path.is_file())]:
+        names = ("step-*", "best", "final")
+        if found := [path for name in names for path in sorted(self.directory.glob(f"{name}.safetensors"))]:
             lacking = f"has {found[0].name} of a run, and no last.pt to go on from"
             raise ValueError(f"{self.directory}: {lacking}. Another run needs another directory")
 
