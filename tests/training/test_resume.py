@@ -27,12 +27,13 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 def make_trainer(
     directory: Path,
     letters: str = "abc",
+    text: str = "abc",
     sizes: dict[str, object] | None = None,
     phones: tuple[str, ...] = (),
     started_from: dict[str, Any] | None = None,
     **changes: object,
 ) -> Trainer:
-    corpus = Corpus((Utterance("1", "abc", "s", "c", 0, 12_000),), (tones(list("abc"), 4000),))
+    corpus = Corpus((Utterance("1", text, "s", "c", 0, 12_000),), (tones(list("abc"), 4000),))
     tokenizer = Tokenizer.from_texts([letters])
     torch.manual_seed(0)
     config = tiny(tokenizer.vocab_size)
@@ -62,6 +63,7 @@ def as_before(directory: Path) -> None:
         ({"letters": "abcdefghijkl"}, "begun with other symbols: 'd', 'e', 'f', 'g', 'h', 'i' and 3 more"),
         ({"sizes": {"lstm_sizes": (20, 16)}}, r"begun with network\.encoder\.lstm_sizes \[16, 16\], not \[20, 16\]"),
         ({"sizes": {"dropout": 0.3}}, r"begun with network\.encoder\.dropout 0\.0, not 0\.3"),
+        ({"text": "acb"}, r"begun with corpus of 1 utterances \(.*\), not of 1 utterances \("),
         ({"phones": ("a", "b")}, "begun with other phones: 'a', 'b'"),
         (
             {"phones": ("a",), "letters": "abd", "learning_rate": 1, "clip": 1, "muon": True, "weight_decay": 1}

@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,12 @@ class Corpus:
     def seconds(self) -> float:
         """Total duration."""
         return sum(u.num_samples for u in self.utterances) / SAMPLE_RATE
+
+    @cached_property
+    def digest(self) -> str:
+        """A name of these utterances, wherever they lie."""
+        identity = [(u.key, u.corpus, u.num_samples, u.text) for u in self.utterances]
+        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
 def decode_audio(data: bytes, name: str) -> Samples:

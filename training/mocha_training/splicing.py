@@ -5,7 +5,6 @@ division of the transcript is. A pause inside a word, or a transcript that is wr
 of augmentation.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,18 +53,16 @@ def kept_splice_points(
         ValueError: the file is of another corpus, or `tokenizer` writes no characters.
 
     """
-    identity = [(u.key, u.corpus, u.num_samples, u.text) for u in corpus.utterances]
-    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         if not path.is_file():
             found = find_splice_points(model, tokenizer, corpus)
             points = [[(point.at, point.words) for point in each] for each in found]
             partial = path.with_suffix(".partial")
-            partial.write_text(json.dumps({"corpus": digest, "points": points}))
+            partial.write_text(json.dumps({"corpus": corpus.digest, "points": points}))
             partial.replace(path)
     kept = json.loads(path.read_text())
-    if kept["corpus"] != digest:
+    if kept["corpus"] != corpus.digest:
         raise ValueError(f"{path}: found in another corpus; without this file they are found anew")
     return [tuple(SplicePoint(at, words) for at, words in each) for each in kept["points"]]
 

@@ -330,8 +330,10 @@ class Trainer:
         return [found[step] for step in sorted(found) if step <= self.step]
 
     def _begun_with(self) -> dict[str, Any]:
-        """With as many processes too: an epoch has so many steps fewer."""
-        return begun_with(self.config, self.model, self.tokenizer) | {"processes": self.world}
+        """With its corpus, and as many processes too: an epoch has so many steps fewer."""
+        corpus = self.augmenter.corpus
+        beside = {"processes": self.world, "corpus": f"of {len(corpus.utterances)} utterances ({corpus.digest[:16]})"}
+        return begun_with(self.config, self.model, self.tokenizer) | beside
 
     def resume(self) -> bool:
         """Go on from ``last.pt``, if there is one. Raises ValueError where that is of another run, and says why."""
