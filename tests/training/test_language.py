@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import math
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -314,6 +315,27 @@ def test_what_is_said_often_is_learned_as_often_and_not_held_out():
     assert Counter(kept) == Counter({"yes": 2, "no": 2} | {s: 1 for s in rare if s not in held})
     assert held_apart(["yes", "yes", "no", "no"]) == (["no", "no"], ["yes"])
     assert held_apart(["yes"]) == (["yes"], ["yes"])
+
+
+TEXTS = st.lists(st.lists(st.sampled_from("ab"), max_size=6).map(" ".join), max_size=4)
+
+
+@given(TEXTS, TEXTS)
+def test_what_is_left_out_is_what_the_definition_says(transcripts: list[str], lines: list[str]):
+    def within(part: str, whole: str) -> bool:
+        return len(part.split()) >= 3 and f" {part} " in f" {whole} "
+
+    kept = [line for line in lines if not any(within(line, t) or within(t, line) for t in transcripts)]
+    assert unseen(lines, transcripts) == kept
+
+
+def test_long_transcripts_take_no_more_memory_than_they_have_words():
+    words = [f"w{n}" for n in range(300)]
+    tracemalloc.start()
+    left = unseen([" ".join(words[7:-7]), "w1 w2 w4"], [" ".join(words)])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert left == ["w1 w2 w4"] and peak < 5e6
 
 
 def test_more_words_than_trigrams_can_be_numbered_of_are_refused():

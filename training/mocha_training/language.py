@@ -69,23 +69,22 @@ def seen_in(transcripts: Iterable[str], least_words: int = 3) -> Callable[[str],
     Both are compared as normalised words. Transcripts and lines of fewer than `least_words` words count for nothing:
     such phrases are everybody's.
     """
-    stand: set[tuple[str, ...]] = set()  # all runs of words in the transcripts
-    begin: dict[tuple[str, ...], set[tuple[str, ...]]] = {}  # the transcripts by their first words
-    for transcript in transcripts:
-        words = tuple(normalize_text(transcript).split())
+    said: list[tuple[str, ...]] = []
+    begin: dict[tuple[str, ...], list[tuple[str, ...]]] = {}  # transcripts by their first words
+    places: dict[tuple[str, ...], list[tuple[int, int]]] = {}  # transcript and word where these words begin
+    for words in dict.fromkeys(tuple(normalize_text(transcript).split()) for transcript in transcripts):
         for start in range(len(words) - least_words + 1):
-            stand |= {words[start:end] for end in range(start + least_words, len(words) + 1)}
+            places.setdefault(words[start : start + least_words], []).append((len(said), start))
         if len(words) >= least_words:
-            begin.setdefault(words[:least_words], set()).add(words)
+            begin.setdefault(words[:least_words], []).append(words)
+        said.append(words)
 
     def seen(line: str) -> bool:
         words = tuple(normalize_text(line).split())
-        inside = (
-            words[start : start + len(whole)] == whole
-            for start in range(len(words) - least_words + 1)
-            for whole in begin.get(words[start : start + least_words], ())
-        )
-        return words in stand or any(inside)
+        runs = [words[start : start + least_words] for start in range(len(words) - least_words + 1)]
+        contains = any(words[n : n + len(whole)] == whole for n, run in enumerate(runs) for whole in begin.get(run, ()))
+        within = places.get(runs[0], ()) if runs else ()
+        return contains or any(said[which][start : start + len(words)] == words for which, start in within)
 
     return seen
 
