@@ -46,6 +46,14 @@ def test_what_decodes_is_made_once_and_not_timed(
     assert len(results) == len(rows) and clock == 1.0 and seconds == 0.0
 
 
+def test_batches_have_few_rows_where_recordings_are_long():
+    seconds = [*[1] * 18, *[60] * 5, 100, 130, 500]
+    rows = tuple(Utterance(str(k), "", "", "made", 0, 16_000 * length) for k, length in enumerate(seconds))
+    batches = list(evaluate._batches(range(len(rows)), Corpus(rows, ())))
+    assert [i for batch in batches for i in batch] == list(range(len(rows)))
+    assert [len(batch) for batch in batches] == [16, 4, 3, 1, 1, 1]
+
+
 @pytest.mark.parametrize("option", [("--limit", -1), ("--beam", -1), ("--joint", -1), ("--threads", 0)])
 def test_numbers_have_their_least(option: tuple[str, int]):
     status, output = said("evaluate", "--manifest", "none", *option)

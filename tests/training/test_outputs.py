@@ -1,6 +1,7 @@
 """What commands write: tried before the work, in directories that are made, and an error of one line if not."""
 
 import json
+import wave
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,15 @@ def test_a_directory_is_no_file_to_write(checkpoint: Path, tmp_path: Path):
 def test_pictures_have_the_names_of_their_kinds(command: tuple[str, ...]):
     status, output = said(*command, *(("none", "--out") if command == ("align",) else ()), "picture.gif")
     assert status == 1 and output == "error: picture.gif: a picture is .png or .svg"
+
+
+def test_a_picture_is_of_a_minute_at_most(checkpoint: Path, tmp_path: Path):
+    file = tmp_path / "long.wav"
+    with wave.open(str(file), "wb") as long:
+        long.setparams((1, 2, 16_000, 0, "NONE", ""))
+        long.writeframes(bytes(2 * 16_000 * 61))
+    status, output = said("align", file, "--model", checkpoint, "--out", tmp_path / "a.png")
+    assert status == 1 and output == f"error: {file}: longer than 60 s, which is too much for a picture"
 
 
 def test_directories_are_made(checkpoint: Path, text: Path, tmp_path: Path, lively: Recognizer):

@@ -16,6 +16,7 @@ from rich.progress import Progress
 
 from mocha_model.allocator import keep_memory
 from mocha_model.checkpoint import CheckpointError, calibrate_checkpoint, load_checkpoint
+from mocha_model.config import SAMPLE_RATE
 from mocha_model.language import LanguageModelError, WordLanguageModel
 from mocha_model.pronunciation import PronunciationError
 from mocha_model.recognizer import LIVE_CAUTION, LIVE_THRESHOLD
@@ -372,7 +373,9 @@ def report(
         if not log.is_file():
             raise _fail(f"{log}: no such file; a run has it from its tenth step on")
         pictures.draw_losses(log, losses)
-        chosen = {u.corpus: i for i, u in reversed(list(enumerate(dev.utterances))) if 20 < len(u.text) < 50}
+        longest = pictures.LONGEST_S * SAMPLE_RATE
+        drawable = [i for i, u in enumerate(dev.utterances) if 20 < len(u.text) < 50 and u.num_samples <= longest]
+        chosen = {dev.utterances[i].corpus: i for i in reversed(drawable)}
         for number, index in enumerate(list(chosen.values())[:3], 1):
             audio, text = torch.from_numpy(dev.audio(index)), dev.utterances[index].text
             figure = pictures.draw_alignment(checkpoint.model, checkpoint.tokenizer, audio, text)
@@ -382,7 +385,7 @@ def report(
 
 
 def align(
-    file: Annotated[Path, typer.Argument(help="any audio file")],
+    file: Annotated[Path, typer.Argument(help="any audio file of a minute at most")],
     out: Annotated[Path, typer.Option(help="picture to write: .png or .svg")] = Path("alignment.png"),
     model: Annotated[Path | None, typer.Option(help="checkpoint; the bundled one if not given")] = None,
     text: Annotated[str | None, typer.Option(help="what is said; what the model reads, if not given")] = None,
@@ -392,6 +395,8 @@ def align(
         outputs.make_ready_for_picture(out)
         checkpoint = load_checkpoint(model)
         samples = torch.from_numpy(decode_audio(file.read_bytes(), str(file)).astype(np.float32) / 32768)
+        if len(samples) > pictures.LONGEST_S * SAMPLE_RATE:
+            raise CorpusError(f"{file}: longer than {pictures.LONGEST_S} s, which is too much for a picture")
         spoken = None if text is None else normalize_text(text, checkpoint.tokenizer.units)
         pictures.draw_alignment(checkpoint.model, checkpoint.tokenizer, samples, spoken).savefig(out, dpi=110)
     except UNUSABLE as error:

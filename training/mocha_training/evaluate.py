@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,7 @@ from mocha_training.data import Batch, Corpus, collate
 from mocha_training.losses import ctc_boundaries
 
 BATCH_ROWS = 16
+BATCH_SECONDS = 240  # with padding; a longer recording is read alone
 Decoding = Literal["online", "soft"]
 
 
@@ -126,6 +127,19 @@ def _decode(recognizer: Recognizer, batch: Batch) -> _Read:
     return _Read([text_of(row) for row in emissions], emissions, seconds)
 
 
+def _batches(order: Sequence[int], corpus: Corpus) -> Iterator[list[int]]:
+    """The utterances `order`, shortest first, cut into batches."""
+    batch: list[int] = []
+    for i in order:
+        seconds = corpus.utterances[i].num_samples / SAMPLE_RATE
+        if batch and (len(batch) == BATCH_ROWS or (len(batch) + 1) * seconds > BATCH_SECONDS):
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
 @torch.inference_mode()
 def transcribe_corpus(
     model: SpeechModel,
@@ -140,9 +154,8 @@ def transcribe_corpus(
     frame_ms = 1000 * model.config.frame_samples / SAMPLE_RATE
     recognizer = None if decoding == "soft" else _recognizer(model, tokenizer, decoding)
     results, spent = [], 0.0
-    for start in range(0, len(order), BATCH_ROWS):
-        chosen = [corpus.utterances[i] for i in order[start : start + BATCH_ROWS]]
-        audio = [corpus.audio(i) for i in order[start : start + BATCH_ROWS]]
+    for indices in _batches(order, corpus):
+        chosen, audio = [corpus.utterances[i] for i in indices], [corpus.audio(i) for i in indices]
         batch = collate(audio, [u.text for u in chosen], tokenizer).to(next(model.parameters()).device)
         read = _decode(recognizer, batch) if recognizer else _decode_softly(model, tokenizer, batch)
         spent += read.seconds

@@ -18,6 +18,8 @@ from mocha_model.offline import decode_softly
 from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
 
+LONGEST_S = 60  # of a picture that can be read, and whose attention has room
+
 
 @torch.no_grad()
 def draw_alignment(model: SpeechModel, tokenizer: Tokenizer, samples: Tensor, text: str | None = None) -> Figure:

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
 from mocha_model.checkpoint import save_checkpoint, write_whole
+from mocha_model.config import SAMPLE_RATE
 from mocha_model.encoder import MaskedBatchNorm
 from mocha_model.model import SpeechModel
 from mocha_model.tokenizer import Tokenizer
@@ -284,10 +285,11 @@ class Trainer:
                 self.writer.add_scalar(name, value, self.step)
 
     def evaluate(self, dev: Corpus) -> dict[str, Any]:
-        """Dev figures, and alignment pictures of the first utterances in TensorBoard."""
+        """Dev figures, and alignment pictures of the first utterances in TensorBoard, long ones aside."""
         fold = fold_phones if self.config.fold_phones else str
         report, results = evaluate_corpus(self.model, self.tokenizer, dev, fold=fold)
-        for index in range(min(3, len(dev.utterances))):
+        short = [i for i, u in enumerate(dev.utterances) if u.num_samples <= pictures.LONGEST_S * SAMPLE_RATE]
+        for index in short[:3]:
             audio, text = torch.from_numpy(dev.audio(index)), dev.utterances[index].text
             figure = pictures.draw_alignment(self.model, self.tokenizer, audio, text)
             if self.writer:
