@@ -206,6 +206,19 @@ def test_an_interrupted_decoding_leaves_no_corpus(
     assert load_corpus(manifest, tmp_path).utterances == corpus.utterances and not killed.exists()
 
 
+@pytest.mark.parametrize("suffix", [".i16", ".json"])
+@pytest.mark.parametrize("share", [0, 0.5])
+def test_what_is_torn_in_the_cache_is_decoded_again(
+    share: float, suffix: str, manifest: Path, corpus: Corpus, tmp_path: Path
+):
+    load_corpus(manifest, tmp_path)
+    (torn,) = tmp_path.glob(f"*{suffix}")
+    os.truncate(torn, int(share * torn.stat().st_size))
+    found = load_corpus(manifest, tmp_path)
+    assert found.utterances == corpus.utterances
+    assert all(np.array_equal(found.pcm(i), corpus.pcm(i)) for i in range(6))
+
+
 def test_who_asks_at_the_same_time_waits_for_one_decoding(
     manifest: Path, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -144,15 +144,14 @@ def load_corpus(manifest: Path, cache: Path | None = None, units: Units = "chara
         raise CorpusError(f"{manifest}: {directory if manifest.is_dir() else 'no such manifest'}")
     base = (cache or cache_directory()) / _fingerprint(manifest)
     index, flat = base.with_suffix(".json"), base.with_suffix(".i16")
-    if not (index.is_file() and flat.is_file()):
+    if (kept := _kept(index, flat)) is None:
         try:
             base.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(base.with_suffix(".lock")):
-                if not (index.is_file() and flat.is_file()):
-                    _decode(manifest, index, flat)
+                if (kept := _kept(index, flat)) is None:
+                    kept = _decode(manifest, index, flat)
         except OSError as error:
             raise CorpusError(f"{flat}: cannot be written; $MOCHA_CACHE says where else ({error})") from error
-    kept = json.loads(index.read_text())
     rows = [row | {"text": normalize_text(row["text"], units)} for row in kept["utterances"]]
     utterances = tuple(Utterance(**row) for row in rows)
     if not utterances:
@@ -160,6 +159,16 @@ def load_corpus(manifest: Path, cache: Path | None = None, units: Units = "chara
     unreadable = kept["unreadable"]
     left_out = f"{_unreadable(manifest, len(rows), unreadable)} and are left out" if unreadable else ""
     return Corpus(utterances, (np.memmap(flat, dtype=np.int16, mode="r"),), left_out)
+
+
+def _kept(index: Path, flat: Path) -> dict[str, Any] | None:
+    """What the cache says of a corpus; None where it has not all of it."""
+    try:
+        kept: dict[str, Any] = json.loads(index.read_text())
+        num_samples = sum(row["num_samples"] for row in kept["utterances"])
+        return kept if flat.stat().st_size == num_samples * np.dtype(np.int16).itemsize else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _unreadable(manifest: Path, num_read: int, names: Sequence[str]) -> str:
@@ -184,8 +193,11 @@ def _fingerprint(manifest: Path) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _decode(manifest: Path, index: Path, flat: Path) -> None:
-    """Write all samples and, last, where each utterance lies: who sees the index sees the whole of both."""
+def _decode(manifest: Path, index: Path, flat: Path) -> dict[str, Any]:
+    """Write all samples and, last, where each utterance lies: who sees the index sees the whole of both.
+
+    Returns what the index says.
+    """
     recordings = _lhotse_recordings(manifest) if _is_cut_set(manifest) else _shard_recordings(manifest)
     rows, offset, unreadable = [], 0, list[str]()
     for left in flat.parent.glob(f"{flat.stem}*/"):  # by one that was killed
@@ -207,9 +219,11 @@ def _decode(manifest: Path, index: Path, flat: Path) -> None:
         few, share = MOST_UNREADABLE
         if unreadable and (not rows or len(unreadable) > max(few, share * (len(rows) + len(unreadable)))):
             raise CorpusError(_unreadable(manifest, len(rows), unreadable))
-        partial_index.write_text(json.dumps({"utterances": rows, "unreadable": unreadable}))
+        kept = {"utterances": rows, "unreadable": unreadable}
+        partial_index.write_text(json.dumps(kept))
         partial_flat.replace(flat)
         partial_index.replace(index)
+    return kept
 
 
 # A recording's name, what is known of it before it is decoded, and what decodes it, or will have.
