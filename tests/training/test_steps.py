@@ -1,6 +1,7 @@
 """What a step of training computes in bfloat16, what it does not take, and which parameters learn how."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from mocha_model.config import FeatureConfig, tiny
 from mocha_model.features import LogMel
 from mocha_model.model import SpeechModel
 from mocha_training import losses
+from mocha_training import trainer as trainer_module
 from mocha_training.config import TrainConfig
 from mocha_training.optimizers import make_optimizers
 from mocha_training.recipes import plain
+from mocha_training.trainer import TrainingError
 from tests.conftest import sound
 from tests.training.test_resume import make_trainer
 
@@ -43,6 +46,20 @@ def test_a_ctc_head_that_listens_is_spared_a_bad_batch(tmp_path: Path):
     spoiled.remove()
     assert math.isfinite(trainer.train_step(batch)["norm"])
     assert not torch.equal(before[-1], list(trainer.model.parameters())[-1])
+
+
+def test_a_bad_batch_leaves_nothing_and_a_hundred_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trainer_module, "MOST_SPOILED", 2)
+    trainer = make_trainer(tmp_path)
+    batch = next(iter(trainer._loader()))
+    bad = replace(batch, samples=torch.full_like(batch.samples, math.nan))
+    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    trainer.train_step(bad)
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
+    trainer.train_step(batch)
+    trainer.train_step(bad)
+    with pytest.raises(TrainingError, match="gradients of the last 2 steps were not finite"):
+        trainer.train_step(bad)
 
 
 def test_vectors_of_energy_functions_are_no_matrix_to_muon():

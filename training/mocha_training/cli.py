@@ -32,7 +32,7 @@ from mocha_training.data import Corpus, CorpusError, decode_audio, find_manifest
 from mocha_training.evaluate import Decoding, evaluate_corpus, write_hypotheses
 from mocha_training.reports import show_report
 from mocha_training.splicing import SplicePoint, kept_splice_points
-from mocha_training.trainer import Trainer
+from mocha_training.trainer import Trainer, TrainingError
 from mocha_training.voices import Program, SynthesisError
 from mocha_training.word_lstm import WordLSTMConfig, train_word_lstm
 
@@ -136,7 +136,7 @@ def train(
     console.print(f"{len(corpus.utterances)} utterances, {corpus.seconds / 3600:.2f} h; {size}{begun}{left_out}")
     try:
         trainer.run()
-    except (CheckpointError, OSError) as error:
+    except (CheckpointError, TrainingError, OSError) as error:
         raise _fail(error) from error
 
 

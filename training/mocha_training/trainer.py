@@ -47,7 +47,12 @@ from mocha_training.spectral import spec_augment, warp_vocal_tract
 from mocha_training.weights import noisy_parameters, perturbed
 
 MAX_WORKERS = 16  # that make batches; one makes a thousand times real time and more
+MOST_SPOILED = 100  # steps in a row whose gradient is no number, before a run ends
 INHERITED = ("name", "steps", "hours_heard", "hours_of_corpus", "corpora", "recipe", "started_from")  # of a provenance
+
+
+class TrainingError(ValueError):
+    """A run that learns nothing any more; the message says why."""
 
 
 class Trainer:
@@ -89,6 +94,7 @@ class Trainer:
         self.started_from = {k: v for k, v in (started_from or {}).items() if k in INHERITED}
         self.fewest_errors = math.inf
         self.step = self.epoch = self.batch_in_epoch = 0
+        self.spoiled = 0  # steps in a row that were not taken
         self.elapsed_s = self.heard_s = 0.0
         self.seconds = 0.0  # that this process took since the last step
         distributed = torch.distributed.is_initialized()
@@ -107,7 +113,7 @@ class Trainer:
         return min(1.0, max(self.step / self.num_steps, by_time))
 
     def run(self) -> None:
-        """Train to the end; the averaged model is ``final.safetensors``."""
+        """Train to the end; the averaged model is ``final.safetensors``. Raises TrainingError and OSError."""
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
         with Progress(*columns, TimeRemainingColumn(), disable=self.rank > 0) as bar:
             task = bar.add_task("training", total=1.0)
@@ -128,7 +134,7 @@ class Trainer:
             self.finish()
 
     def train_step(self, batch: Batch) -> dict[str, float]:
-        """One update; returns the losses."""
+        """One update; returns the losses. Raises TrainingError after a hundred without a gradient in a row."""
         torch.manual_seed(self.config.seed * 1_000_003 + self.step * self.world + self.rank)
         for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
             group["lr"] = self.learning_rate() * group["factor"]
@@ -137,6 +143,8 @@ class Trainer:
             for module in self.model.encoder.modules():
                 if isinstance(module, MaskedBatchNorm):
                     module.eval()  # its statistics stay too
+        norms = [m for m in self.model.modules() if isinstance(m, MaskedBatchNorm)]
+        statistics = [(kept, kept.clone()) for m in norms for kept in m.buffers()]
         batch = batch.to(self.device)
         batch = batch.twice() if self.config.consistency_weight else batch
         for parameter in self.parameters:
@@ -148,9 +156,12 @@ class Trainer:
             loss.backward()  # type: ignore[no-untyped-call]
         elapsed, heard = self._average([self.seconds, batch.seconds])
         norm = self._clip()
-        if torch.isfinite(norm):  # one bad batch must not end a run
+        if torch.isfinite(norm):
+            self.spoiled = 0
             for optimizer in self.optimizers:
                 optimizer.step()
+        else:  # one bad batch must not end a run, or stay in it
+            self._pass_over(statistics)
         self.step += 1
         self.batch_in_epoch += self.world
         self.elapsed_s += elapsed
@@ -160,6 +171,14 @@ class Trainer:
             "loss": float(loss.detach()),
             "x_real_time": heard * self.world / max(elapsed, 1e-3),
         }
+
+    def _pass_over(self, statistics: list[tuple[Tensor, Tensor]]) -> None:
+        """Give buffers the values, beside them, that they had before a batch. Raises TrainingError after too many."""
+        for buffer, before in statistics:
+            buffer.copy_(before)
+        self.spoiled += 1
+        if self.spoiled == MOST_SPOILED:
+            raise TrainingError(f"{self.directory}: gradients of the last {MOST_SPOILED} steps were not finite")
 
     def _clip(self) -> Tensor:
         """Limit the gradient's norm and return what it was; a CTC head that only listens is limited by itself.
