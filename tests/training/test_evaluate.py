@@ -54,10 +54,26 @@ def test_batches_have_few_rows_where_recordings_are_long():
     assert [len(batch) for batch in batches] == [16, 4, 3, 1, 1, 1]
 
 
-@pytest.mark.parametrize("option", [("--limit", -1), ("--beam", -1), ("--joint", -1), ("--threads", 0)])
-def test_numbers_have_their_least(option: tuple[str, int]):
+@pytest.mark.parametrize(
+    "option",
+    [
+        *((f"--{name}", -1) for name in ("limit", "beam", "joint", "patience", "caution", "threshold")),
+        *((f"--{name}", -0.1) for name in ("selection-weight", "lm-weight", "prior-weight", "phone-weight")),
+        ("--threads", 0),
+        ("--threshold", "nan"),
+        ("--beam", 1_000_000),
+        ("--joint", 1_000_000),
+    ],
+)
+def test_numbers_have_their_least_and_most(option: tuple[str, float]):
     status, output = said("evaluate", "--manifest", "none", *option)
-    assert status == 2 and f"Invalid value for '{option[0]}'" in output and "greater than or equal" in output
+    assert status == 2 and f"Invalid value for '{option[0]}'" in output
+
+
+def test_numbers_of_what_is_read_aloud_have_their_least():
+    for option in (("--seed", -1), ("--max-characters", 0)):
+        status, output = said("synthesize", "--text", "none", "--hours", 1, "--out", "never", *option)
+        assert status == 2 and f"Invalid value for '{option[0]}'" in output
 
 
 def test_a_language_model_weighs_less_in_beam_search():
@@ -141,6 +157,15 @@ def test_latency_counts_only_matching_symbols():
         (("evaluate", "--joint", 4, "--decoding", "soft"), "--decoding: not an option of joint search"),
         (("evaluate", "--joint", 4, "--lm-weight", 0.5), "--lm-weight: not an option of joint search"),
         (("evaluate", "--beam", 4, "--prior-weight", 0.5), "--prior-weight: not an option of beam search"),
+        (("evaluate", "--joint", 4, "--lm-weight", "inf"), "--lm-weight: inf is no finite number"),
+        (("evaluate", "--joint", 4, "--length-bonus", "nan"), "--length-bonus: nan is no finite number"),
+        (("train", "--recipe", "plain", "--learning-rate", "inf"), "learning_rate: Input should be a finite number"),
+        (("train", "--recipe", "plain", "--set", "augment.freq_mask_bins=-2"), "augment.freq_mask_bins: Input should"),
+        (("train", "--recipe", "plain", "--set", "betas=[1.5, 0.9]"), "betas.0: Input should be less than 1"),
+        (
+            ("train", "--recipe", "plain", "--set", "label_smoothing=0", "--set", "neighbour_smoothing=[0, 0, 0]"),
+            "neighbour_smoothing has a weight that is not 0",
+        ),
         (("evaluate", "--settle"), "--settle needs --joint"),
         (("train", "--recipe", "nosuch"), "no recipe 'nosuch'; there are"),
         (("train", "--recipe", "plain", "--steps", 0), "greater than 0"),

@@ -33,7 +33,7 @@ class AugmentConfig(Settings):
     tempo_range: float = Field(0.0, ge=0, lt=0.5, description="of the rate alone")
     vocal_tract_range: float = Field(0.0, ge=0, lt=0.5, description="of the formants alone")
     join_probability: float = Field(0.08, ge=0, le=1, description="append another utterance after a pause, and so on")
-    join_max_s: float = Field(12.0, description="how long that, or long pauses, may make an example")
+    join_max_s: float = Field(12.0, ge=0, description="how long that, or long pauses, may make an example")
     splice_probability: float = Field(
         0.0, ge=0, le=1, description="that an utterance with a pause ends as another of its speaker with one does"
     )
@@ -56,10 +56,10 @@ class AugmentConfig(Settings):
     gain_db: tuple[float, float] = Field(
         (-10.0, 10.0), description="least and most that it is made louder by; 0, 0 for off"
     )
-    freq_masks: int = 2
-    freq_mask_bins: int = 13
-    time_masks: int = 2
-    time_mask_frames: int = 30
+    freq_masks: int = Field(2, ge=0)
+    freq_mask_bins: int = Field(13, ge=0)
+    time_masks: int = Field(2, ge=0)
+    time_mask_frames: int = Field(30, ge=0)
 
     @classmethod
     def nothing(cls) -> Self:

@@ -38,6 +38,7 @@ from mocha_training.word_lstm import WordLSTMConfig, train_word_lstm
 
 console = Console(stderr=True)
 
+MOST_PREFIXES = 4096  # of a search: what is kept of each grows with their number
 UNUSABLE = (CorpusError, CheckpointError, LanguageModelError, OSError)  # files that are read or written
 
 HeldOut = Annotated[
@@ -189,24 +190,35 @@ def evaluate(
     decoding: Annotated[
         Decoding | None, typer.Option(help="online (hard), or soft over whole recordings; online where possible")
     ] = None,
-    beam: Annotated[int, typer.Option(min=0, help="hypotheses of beam search over the online process; 0 for none")] = 0,
-    joint: Annotated[int, typer.Option(min=0, help="prefixes of joint search, for files and patience; 0: none")] = 0,
+    beam: Annotated[
+        int,
+        typer.Option(min=0, max=MOST_PREFIXES, help="hypotheses of beam search over the online process; 0 for none"),
+    ] = 0,
+    joint: Annotated[
+        int, typer.Option(min=0, max=MOST_PREFIXES, help="prefixes of joint search, for files and patience; 0: none")
+    ] = 0,
     settle: Annotated[bool, typer.Option(help="read greedily; joint search settles segments when they end")] = False,
-    patience: Annotated[int | None, typer.Option(help="most frames before a character is emitted")] = None,
-    caution: Annotated[float | None, typer.Option(help=f"higher waits longer; live text: {LIVE_CAUTION}")] = None,
+    patience: Annotated[int | None, typer.Option(min=0, help="most frames before a character is emitted")] = None,
+    caution: Annotated[
+        float | None, typer.Option(min=0, help=f"higher waits longer; live text: {LIVE_CAUTION}")
+    ] = None,
     threshold: Annotated[
-        float | None, typer.Option(help=f"pruning of either search; live text: {LIVE_THRESHOLD:.0f}")
+        float | None, typer.Option(min=0, help=f"pruning of either search; live text: {LIVE_THRESHOLD:.0f}")
     ] = None,
     length_bonus: Annotated[float | None, typer.Option(help="bonus per symbol; joint: default the model's own")] = None,
     selection_weight: Annotated[
-        float | None, typer.Option(help="weight of selecting or passing, in beam search")
+        float | None, typer.Option(min=0, help="weight of selecting or passing, in beam search")
     ] = None,
     lm: Annotated[Path | None, typer.Option(help="language model of `train-lm`, for either; none if not given")] = None,
     lm_weight: Annotated[
         float | None,
-        typer.Option(help=f"weight of --lm; default: joint the model's own, beam {searches.BEAM_LANGUAGE_WEIGHT}"),
+        typer.Option(
+            min=0, help=f"weight of --lm; joint: default the model's own; beam: {searches.BEAM_LANGUAGE_WEIGHT}"
+        ),
     ] = None,
-    prior_weight: Annotated[float | None, typer.Option(help="weight of character priors; the model's own")] = None,
+    prior_weight: Annotated[
+        float | None, typer.Option(min=0, help="weight of character priors; the model's own")
+    ] = None,
     phone_weight: Annotated[
         float | None, typer.Option(min=0, help="weight of how words sound; the model's own")
     ] = None,
@@ -289,11 +301,11 @@ def synthesize(
     text: Annotated[list[Path], typer.Option(help="plain or gzipped text, a sentence a line; may be given again")],
     hours: Annotated[float, typer.Option(min=1e-6, help="of speech, at least")],
     out: Annotated[Path, typer.Option(help="directory for train.jsonl and its shards, which `train --data` takes")],
-    max_characters: Annotated[int, typer.Option(help="longer sentences are left out")] = 140,
+    max_characters: Annotated[int, typer.Option(min=1, help="longer sentences are left out")] = 140,
     kokoro: Annotated[Path | None, typer.Option(envvar="MOCHA_KOKORO", help="its directory (docs/recipes.md)")] = None,
     piper: Annotated[Path | None, typer.Option(envvar="MOCHA_PIPER", help="its voices (docs/recipes.md)")] = None,
     program: Annotated[list[Program] | None, typer.Option(help="whose voices read, else all; may be repeated")] = None,
-    seed: Annotated[int, typer.Option(help="the same seed and voices give the same speech (not Piper's)")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="the same seed and voices give the same speech (not Piper's)")] = 0,
     held_out: HeldOut = None,
 ) -> None:
     """Read text aloud with every free English voice installed; from longer text, the sentences that bring most words.
@@ -321,7 +333,7 @@ def train_lm(
     text: Annotated[list[Path], typer.Option(help="plain or gzipped text, a sentence a line; may be given again")],
     out: Annotated[Path, typer.Option(help="language model to write (.safetensors)")],
     model: Annotated[Path | None, typer.Option(help="recogniser whose vocabulary to use; the bundled one")] = None,
-    least: Annotated[int, typer.Option(help="triples of words that occur less often are left out")] = 2,
+    least: Annotated[int, typer.Option(min=0, help="triples of words that occur less often are left out")] = 2,
     words: Annotated[Path | None, typer.Option(help="words to know besides, whether the text has them or not")] = None,
     lstm_epochs: Annotated[
         int, typer.Option(min=0, help="passes over the text of an LSTM beside the counts, minutes each; 0 for none")

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,6 +12,9 @@ from mocha_training.settings import Settings
 from mocha_training.weights import InitConfig, WeightNoise
 
 Preset = Literal["small", "medium", "wide", "large", "wsj_mocha", "wsj_monotonic", "timit", "tiny"]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+Mass = Annotated[float, Field(ge=0)]
 
 
 class TrainConfig(Settings):
@@ -42,12 +45,12 @@ class TrainConfig(Settings):
     bf16: bool = True
 
     learning_rate: float = Field(1e-3, gt=0)
-    rate_drops: tuple[tuple[int, float], ...] = Field(
+    rate_drops: tuple[tuple[int, Positive], ...] = Field(
         (), description="(step, factor): after so many steps the rate is multiplied; if none, it falls along a cosine"
     )
     warmup_steps: int = Field(200, ge=1)
     scalar_rate: float = Field(20.0, gt=0, description="times the learning rate for g and r of the attention energies")
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[Momentum, Momentum] = (0.9, 0.98)
     epsilon: float = Field(1e-8, gt=0)
     muon: bool = Field(False, description="Muon for weight matrices (Jordan et al. 2024), Adam for the rest")
     weight_decay: float = Field(1e-2, ge=0, description="of weight matrices")
@@ -114,7 +117,7 @@ class TrainConfig(Settings):
         0.05, ge=0, description="of the CTC-synchronous boundary loss, per frame; of `attention` expected alone"
     )
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="of the target mass, spread over the vocabulary")
-    neighbour_smoothing: tuple[float, ...] = Field(
+    neighbour_smoothing: tuple[Mass, ...] = Field(
         (), description="relative target mass of the tokens around each and, in the middle, its own; instead of that"
     )
     noise_std: float = Field(
@@ -127,8 +130,8 @@ class TrainConfig(Settings):
     )
     spec_augment_from: float = Field(0.15, ge=0, le=1, description="progress from which features are masked")
 
-    min_seconds: float = 0.3
-    max_seconds: float = 20.0
+    min_seconds: float = Field(0.3, ge=0)
+    max_seconds: float = Field(20.0, gt=0)
     evaluate_every: int = Field(1000, gt=0)
     save_every: int = Field(500, gt=0)
     final: Literal["average", "best"] = Field(
@@ -163,6 +166,8 @@ class TrainConfig(Settings):
     def _options_go_together(self) -> Self:
         if self.neighbour_smoothing and (self.label_smoothing or len(self.neighbour_smoothing) % 2 == 0):
             raise ValueError("neighbour_smoothing has an odd number of weights, and label_smoothing is 0 beside it")
+        if self.neighbour_smoothing and not any(self.neighbour_smoothing):
+            raise ValueError("neighbour_smoothing has a weight that is not 0")
         if self.sampling_probability and self.attention != "path":
             raise ValueError("sampling_probability is of training along the path")
         if self.slip_probability and self.attention != "path":

@@ -1,5 +1,6 @@
 """The search that `evaluate` is asked for, from options that may be given or not. No files, no terminal."""
 
+import math
 from typing import Any
 
 from mocha_model.beam import BeamConfig
@@ -15,6 +16,7 @@ LANGUAGE_OPTIONS = {  # and what `joint_fusion` calls them
     "prior_weight": "prior_weight",
     "phone_weight": "phone_weight",
 }
+MAY_BE_INFINITE = ("threshold", "caution")  # nothing is pruned, or emitted early
 BEAM_LANGUAGE_WEIGHT = 0.4  # in beam search, where more of it makes more errors (docs/decisions/0008)
 
 
@@ -25,8 +27,13 @@ class OptionError(ValueError):
 def refuse_useless(beam: int, joint: int, settle: bool, options: dict[str, Any]) -> None:
     """An option that the search asked for does not have would change nothing without a word; raises OptionError.
 
+    So does a number that is none, or is infinite where that means nothing.
+
     `options` are all there are, by name, None where one was not given.
     """
+    for name, value in given(options).items():
+        if isinstance(value, float) and (math.isnan(value) or (math.isinf(value) and name not in MAY_BE_INFINITE)):
+            raise OptionError(f"--{name.replace('_', '-')}: {value} is no finite number")
     if beam and joint:
         raise OptionError("--beam and --joint exclude each other")
     has = {"decoding"}

@@ -6,9 +6,9 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Settings(BaseModel):
-    """Fields that are refused where there is no such name."""
+    """Fields that are refused where there is no such name, or numbers are not finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def having(self, **changes: Any) -> Self:
         """With these fields instead of its own.
