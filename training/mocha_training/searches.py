@@ -1,6 +1,7 @@
 """The search that `evaluate` is asked for, from options that may be given or not. No files, no terminal."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from mocha_model.beam import BeamConfig
@@ -33,20 +34,25 @@ def refuse_useless(beam: int, joint: int, settle: bool, options: dict[str, Any])
     """
     for name, value in given(options).items():
         if isinstance(value, float) and (math.isnan(value) or (math.isinf(value) and name not in MAY_BE_INFINITE)):
-            raise OptionError(f"--{name.replace('_', '-')}: {value} is no finite number")
+            raise OptionError(f"{_flags([name])}: {value} is no finite number")
     if beam and joint:
         raise OptionError("--beam and --joint exclude each other")
-    has = {"decoding"}
+    has, of_language = {"decoding"}, set[str]()
     if beam or joint:
-        has = {*(BeamConfig if beam else JointConfig).__annotations__, "lm"}
-        if options["lm"]:
-            has |= set(LANGUAGE_OPTIONS) if joint else {"lm_weight"}
-    useless = [f"--{name.replace('_', '-')}" for name in given(options) if name not in has]
-    if useless:
+        of_language = set(LANGUAGE_OPTIONS) if joint else {"lm_weight"}
+        has = {*(BeamConfig if beam else JointConfig).__annotations__, "lm", *of_language}
+    if useless := _flags(name for name in given(options) if name not in has):
         kind = "beam" if beam else "joint" if joint else "greedy"
-        raise OptionError(f"{', '.join(useless)}: not an option of {kind} search")
+        raise OptionError(f"{useless}: not an option of {kind} search")
+    if not options["lm"] and (lonely := _flags(name for name in given(options) if name in of_language)):
+        raise OptionError(f"{lonely}: an option of the language model, so --lm belongs beside it")
     if settle and (not joint or options["patience"] is not None):
         raise OptionError("--settle needs --joint, and has no --patience")
+
+
+def _flags(names: Iterable[str]) -> str:
+    """What a user types for options, "" for none."""
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:
