@@ -8,7 +8,8 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from mocha_model.checkpoint import BUNDLED, CheckpointError, load_checkpoint
+from mocha_model.checkpoint import BUNDLED, CheckpointError, calibrate_checkpoint, load_checkpoint
+from mocha_model.confidence import Calibration
 from mocha_model.recognizer import Recognizer
 from mocha_training import cli
 from mocha_training.average import average_checkpoints
@@ -98,5 +99,10 @@ def test_the_command_averages_what_fits_together(corpus: Corpus, tmp_path: Path)
     mean = tmp_path / "mean.safetensors"
     assert runner.invoke(app, [str(first), str(first), "--out", str(mean)]).exit_code == 0
     torch.testing.assert_close(Recognizer.load(mean).model.ctc.bias, trainer.model.ctc.bias.half().float())
+    fitted = Calibration(bias=1.0, slope=1.0)
+    calibrate_checkpoint(first, fitted, fitted)
+    told = runner.invoke(app, [str(first), "--out", str(mean)])
+    assert "`mocha-asr calibrate` fits another" in " ".join(told.output.split())
+    assert load_checkpoint(mean).calibration is None
     refused = runner.invoke(app, [str(first), str(BUNDLED), "--out", str(mean)])
     assert refused.exit_code == 1 and "of one configuration" in " ".join(refused.output.split())

@@ -13,8 +13,10 @@ from mocha_training.beginnings import without_phones
 from mocha_training.weights import grown
 
 
-def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
+def average_checkpoints(paths: Sequence[Path], target: Path) -> bool:
     """Write the mean of the floating-point tensors of `paths` to `target`, compact; the rest is the last one's.
+
+    But the calibrations of confidence, which were fitted to other weights: returns whether that one had any.
 
     It has a head of phones if all have one; what one lacks of the phones of that with most is there as in that one. It
     looks ahead if one does, and the others are grown to.
@@ -43,6 +45,7 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
         search = without_phones(last.config.search)
         last.model.config = last.model.config.model_copy(update={"search": search})
     save_checkpoint(target, last.model, last.tokenizer, last.provenance | {"averaged": len(loaded)}, compact=True)
+    return last.calibration is not None or last.file_calibration is not None
 
 
 def _looking_ahead_alike(loaded: Sequence[Checkpoint]) -> list[Checkpoint]:

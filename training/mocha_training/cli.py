@@ -254,15 +254,22 @@ def evaluate(
 
 
 def average(
-    checkpoints: Annotated[list[Path], typer.Argument(help="of one network; all but weights is from the last")],
+    checkpoints: Annotated[
+        list[Path], typer.Argument(help="of one network; all but weights and calibrations is from the last")
+    ],
     out: Annotated[Path, typer.Option(help="checkpoint to write")],
 ) -> None:
-    """Write the mean of the weights of several checkpoints, in a third of the space."""
+    """Write the mean of the weights of several checkpoints, in a third of the space.
+
+    It has no calibration of the confidence of words: `calibrate` fits one.
+    """
     try:
         outputs.make_ready(out)
-        average_checkpoints(checkpoints, out)
+        calibrated = average_checkpoints(checkpoints, out)
     except (CheckpointError, OSError) as error:
         raise _fail(error) from error
+    if calibrated:
+        console.print("the last one's calibration was not of these weights: `mocha-asr calibrate` fits another")
 
 
 def calibrate(
