@@ -20,7 +20,8 @@ def normalize_text(text: str, units: Units = "characters") -> str:
     """
     if units == "words":
         return " ".join(text.split())
-    text = unicodedata.normalize("NFC", text.lower()).replace("\u2019", "'")
+    text = "".join(c for c in text.lower() if unicodedata.category(c) != "Cf")  # such as soft hyphens inside words
+    text = unicodedata.normalize("NFC", text).replace("\u2019", "'")
     kept = (c if c == "'" or unicodedata.category(c)[0] in "LMN" else " " for c in text)
     words = (word.strip("'") for word in "".join(kept).split())
     return " ".join(word for word in words if word)

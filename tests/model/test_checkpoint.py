@@ -169,6 +169,7 @@ def test_words_are_units_too(tmp_path: Path, lively: Recognizer):
         ("“Well,” he said—‘no’.", "well he said no"),
         ("A-B\n", "a b"),
         ("don\u2019t", "don't"),
+        ("\ufeffco\u00adoperate zero\u200bwidth", "cooperate zerowidth"),
     ],
 )
 def test_text_normalisation(raw: str, clean: str):
