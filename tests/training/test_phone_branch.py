@@ -183,7 +183,9 @@ def test_a_head_of_phones_is_trained_alone_and_kept(tmp_path: Path):
     trainer, model = kept_branch(tmp_path)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     batch = next(iter(trainer._loader()))
-    losses = [trainer.train_step(batch)["phones"] for _ in range(60)]
+    figures = [trainer.train_step(batch) for _ in range(60)]
+    losses = [step["phones"] for step in figures]
+    assert trainer._shown(figures[-1]).startswith(f"step 60  phones {losses[-1]:.2f}  x"), "what alone is trained"
     assert losses[-1] < losses[0] - 0.5
     changed = {name for name, weight in model.state_dict().items() if not torch.equal(weight, before[name])}
     assert changed == {"phones.weight", "phones.bias"}

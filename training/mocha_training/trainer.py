@@ -127,11 +127,16 @@ class Trainer:
                 began += self.seconds
                 if self.rank == 0:
                     self._after_step(figures)
-                shown = f"step {self.step}  ctc {figures['ctc']:.2f}  ce {figures.get('ce', 0):.2f}"
-                bar.update(task, completed=self.progress, description=f"{shown}  x{figures['x_real_time']:.0f}")
+                bar.update(task, completed=self.progress, description=self._shown(figures))
         if self.rank == 0:
             self.save()
             self.finish()
+
+    def _shown(self, figures: dict[str, float]) -> str:
+        """The line of a step: losses of what is trained, and speed."""
+        names = ("phones",) if self.config.phones_alone else ("ctc", "ce")
+        trained = [f"{name} {figures[name]:.2f}" for name in names if name in figures]
+        return "  ".join([f"step {self.step}", *trained, f"x{figures['x_real_time']:.0f}"])
 
     def train_step(self, batch: Batch) -> dict[str, float]:
         """One update; returns the losses. Raises TrainingError after a hundred without a gradient in a row."""
