@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from mocha_model.checkpoint import BUNDLED
 from mocha_model.config import tiny
@@ -18,7 +19,7 @@ from mocha_training import optimizers
 from mocha_training.augment import Augmenter
 from mocha_training.data import Corpus, Utterance
 from mocha_training.recipes import plain
-from mocha_training.trainer import Trainer
+from mocha_training.trainer import Trainer, TrainingError
 from tests.training.made_up import said, tones
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -157,6 +158,17 @@ def corpus_directory(directory: Path, text: str) -> Path:
     row = {"key": "k", "shard": "train-000.tar", "text": text, "speaker": "s", "corpus": "c"}
     (directory / "train.jsonl").write_text(json.dumps(row))
     return directory
+
+
+def test_two_runs_in_one_directory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("mocha_training.trainer.LOCK_TIMEOUT_S", 0)
+    with FileLock(tmp_path / "run.lock"):
+        second = make_trainer(tmp_path, steps=1)
+        with pytest.raises(TrainingError, match="another run goes on here"):
+            second.run()
+        assert not (tmp_path / "last.pt").exists()
+    second.run()
+    assert second.step == 1 and (tmp_path / "final.safetensors").is_file()
 
 
 def fill_the_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

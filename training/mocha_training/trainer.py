@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -47,12 +48,13 @@ from mocha_training.spectral import spec_augment, warp_vocal_tract
 from mocha_training.weights import noisy_parameters, perturbed
 
 MAX_WORKERS = 16  # that make batches; one makes a thousand times real time and more
+LOCK_TIMEOUT_S = 10  # processes that made batches for a run that was killed hold its lock until they notice
 MOST_SPOILED = 100  # steps in a row whose gradient is no number, before a run ends
 INHERITED = ("name", "steps", "hours_heard", "hours_of_corpus", "corpora", "recipe", "started_from")  # of a provenance
 
 
 class TrainingError(ValueError):
-    """A run that learns nothing any more; the message says why."""
+    """A run that cannot go on; the message says why."""
 
 
 class Trainer:
@@ -113,7 +115,21 @@ class Trainer:
         return min(1.0, max(self.step / self.num_steps, by_time))
 
     def run(self) -> None:
-        """Train to the end; the averaged model is ``final.safetensors``. Raises TrainingError and OSError."""
+        """Train to the end; the averaged model is ``final.safetensors``.
+
+        Raises TrainingError, before anything where another process trains in the directory, and OSError.
+        """
+        if self.rank > 0:
+            return self._run()
+        try:
+            with FileLock(self.directory / "run.lock", timeout=LOCK_TIMEOUT_S):
+                self._run()
+                self.save()
+                self.finish()
+        except Timeout as error:
+            raise TrainingError(f"{self.directory}: another run goes on here") from error
+
+    def _run(self) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
         with Progress(*columns, TimeRemainingColumn(), disable=self.rank > 0) as bar:
             task = bar.add_task("training", total=1.0)
@@ -128,9 +144,6 @@ class Trainer:
                 if self.rank == 0:
                     self._after_step(figures)
                 bar.update(task, completed=self.progress, description=self._shown(figures))
-        if self.rank == 0:
-            self.save()
-            self.finish()
 
     def _shown(self, figures: dict[str, float]) -> str:
         """The line of a step: losses of what is trained, and speed."""
