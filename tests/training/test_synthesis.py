@@ -60,7 +60,7 @@ def test_what_is_spoken_as_a_held_out_transcript_is_left_out(tmp_path: Path, mon
     text, held_out = tmp_path / "text.txt", Utterance("k", "mister smith paid five dollars", "", "", 0, 0)
     text.write_text("Mr. Smith paid 5 dollars.\nMr. Smith paid 6 dollars.\nMister Smith paid five dollars!\n")
     monkeypatch.setattr(synthesis, "find_voices", lambda *_: [Hum()])
-    monkeypatch.setattr(cli, "load_corpus", lambda _: Corpus((held_out,), ()))
+    monkeypatch.setattr(cli, "load_corpus", lambda *_, **__: Corpus((held_out,), ()))
     run("synthesize", "--text", text, "--held-out", "dev.jsonl", "--hours", "0.002", "--out", tmp_path / "out")
     rows = [json.loads(line) for line in (tmp_path / "out" / "train.jsonl").read_text().splitlines()]
     assert {row["written"] for row in rows} == {"Mr. Smith paid 6 dollars."} and len(rows) > 1
