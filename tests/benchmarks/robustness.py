@@ -29,7 +29,7 @@ from mocha_model.checkpoint import Checkpoint, load_checkpoint
 from mocha_model.config import SAMPLE_RATE
 from mocha_model.joint import JointConfig
 from mocha_model.recognizer import joint_search, live_joint
-from mocha_training.data import Corpus, Utterance, load_corpus
+from mocha_training.data import Corpus, load_corpus
 from mocha_training.distortion import (
     NUM_ROOMS,
     add_noise,
@@ -42,6 +42,7 @@ from mocha_training.distortion import (
     through_codec,
 )
 from mocha_training.evaluate import Beam, evaluate_corpus
+from mocha_training.manifests import Utterance
 
 matplotlib.use("Agg")
 from matplotlib.figure import Figure

@@ -13,7 +13,7 @@ from mocha_model.config import FeatureConfig
 from mocha_model.features import LogMel
 from mocha_model.tokenizer import Tokenizer
 from mocha_training.augment import AugmentConfig, Augmenter
-from mocha_training.data import Corpus, Utterance, decode_audio
+from mocha_training.data import Corpus
 from mocha_training.distortion import (
     Audio,
     Codec,
@@ -28,6 +28,7 @@ from mocha_training.distortion import (
     through_codec,
     through_microphone,
 )
+from mocha_training.manifests import Utterance, decode_audio
 from mocha_training.spectral import spec_augment, warp_vocal_tract
 from mocha_training.splicing import SplicePoint, ctc_forward, find_splice_points, kept_splice_points, middles
 

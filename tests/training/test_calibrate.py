@@ -14,8 +14,9 @@ from mocha_model.emissions import WordAssembler, text_of
 from mocha_model.recognizer import Recognizer
 from mocha_training import cli
 from mocha_training.calibrate import HeardWord, draw, fit, heard_words, held_out, judge, reliability
-from mocha_training.data import Corpus, Utterance
+from mocha_training.data import Corpus
 from mocha_training.evaluate import transcribe_corpus
+from mocha_training.manifests import Utterance
 from tests.training.made_up import run
 
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from mocha_model.checkpoint import load_checkpoint
 from mocha_training import recipes
 from mocha_training.corpora import prepare
-from mocha_training.data import CorpusError, load_corpus
+from mocha_training.data import load_corpus
+from mocha_training.manifests import CorpusError
 from tests.training.made_up import run, said, tones, write_sphere
 
 

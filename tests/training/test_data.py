@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from mocha_model.tokenizer import Tokenizer
-from mocha_training import data
-from mocha_training.data import Corpus, CorpusError, load_corpus, make_batches, trainable, writable
+from mocha_training import data, manifests
+from mocha_training.data import Corpus, load_corpus, make_batches, trainable, writable
+from mocha_training.manifests import CorpusError
 from tests.training.made_up import FIXTURES, said
 
 
@@ -223,14 +224,14 @@ def test_who_asks_at_the_same_time_waits_for_one_decoding(
     manifest: Path, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """As the processes of torchrun do: the lock is a file's, so threads stand for processes."""
-    decoded, decode = [], data.decode_audio
+    decoded, decode = [], manifests.decode_audio
 
-    def slowly(content: bytes, name: str) -> data.Samples:
+    def slowly(content: bytes, name: str) -> manifests.Samples:
         decoded.append(name)
         time.sleep(0.05)
         return decode(content, name)
 
-    monkeypatch.setattr(data, "decode_audio", slowly)
+    monkeypatch.setattr(manifests, "decode_audio", slowly)
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(lambda _: load_corpus(manifest, tmp_path), range(3)))
     assert len(decoded) == 6

@@ -20,9 +20,10 @@ from mocha_model.recognizer import Recognizer, language_for
 from mocha_model.tokenizer import Tokenizer
 from mocha_training import cli, evaluate, searches
 from mocha_training.augment import Augmenter
-from mocha_training.data import Corpus, Utterance
+from mocha_training.data import Corpus
 from mocha_training.evaluate import Result, evaluate_corpus, summarize, symbol_latencies
 from mocha_training.language import count_words
+from mocha_training.manifests import Utterance
 from mocha_training.recipes import plain
 from mocha_training.trainer import Trainer
 from tests.training.made_up import said

@@ -12,7 +12,8 @@ from mocha_model.checkpoint import save_checkpoint
 from mocha_model.language import WordLanguageModel
 from mocha_model.recognizer import Recognizer
 from mocha_training import cli
-from mocha_training.data import Corpus, Utterance
+from mocha_training.data import Corpus
+from mocha_training.manifests import Utterance
 from tests.training.made_up import run, said
 
 WEATHER = Path(__file__).parents[1] / "fixtures" / "weather.wav"

@@ -19,8 +19,9 @@ from mocha_training.augment import Augmenter
 from mocha_training.average import average_checkpoints
 from mocha_training.beginnings import BESIDE_PHONES, started
 from mocha_training.config import TrainConfig
-from mocha_training.data import Corpus, Utterance, collate
+from mocha_training.data import Corpus, collate
 from mocha_training.language import count_words, said
+from mocha_training.manifests import Utterance
 from mocha_training.phone_branch import ALONE_STEPS, PhoneBranch
 from mocha_training.recipes import accented, discriminative, plain, sounds
 from mocha_training.trainer import Trainer

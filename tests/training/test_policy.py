@@ -17,7 +17,7 @@ from mocha_model.search import GreedySearch
 from mocha_model.streaming import valid_mask
 from mocha_model.tokenizer import Tokenizer
 from mocha_training.config import TrainConfig
-from mocha_training.data import decode_audio
+from mocha_training.manifests import decode_audio
 from mocha_training.mistakes import CHARACTER_COST, Texts, costs, increases
 from mocha_training.policy import Drawn, advantages, drawn, expected_errors, log_probabilities, policy_losses
 

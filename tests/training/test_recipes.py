@@ -18,8 +18,9 @@ from mocha_model.tokenizer import Tokenizer
 from mocha_training import losses, recipes
 from mocha_training.augment import Augmenter
 from mocha_training.config import TrainConfig
-from mocha_training.data import Corpus, Utterance, load_corpus, make_batches, trainable
+from mocha_training.data import Corpus, load_corpus, make_batches, trainable
 from mocha_training.evaluate import Result, summarize
+from mocha_training.manifests import Utterance
 from mocha_training.phones import CLASS_OF, PhoneError, fold_phones
 from mocha_training.trainer import Trainer
 from mocha_training.weights import Draw, InitConfig, WeightNoise, draw_weights, noisy_parameters, perturbed

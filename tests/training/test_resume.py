@@ -17,7 +17,8 @@ from mocha_model.model import SpeechModel
 from mocha_model.tokenizer import Tokenizer
 from mocha_training import optimizers
 from mocha_training.augment import Augmenter
-from mocha_training.data import Corpus, Utterance
+from mocha_training.data import Corpus
+from mocha_training.manifests import Utterance
 from mocha_training.recipes import plain
 from mocha_training.trainer import Trainer, TrainingError
 from tests.training.made_up import said, tones

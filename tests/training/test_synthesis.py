@@ -14,8 +14,9 @@ import pytest
 
 from mocha_model.tokenizer import normalize_text
 from mocha_training import cli, synthesis
-from mocha_training.data import Corpus, Utterance, load_corpus
+from mocha_training.data import Corpus, load_corpus
 from mocha_training.distortion import Audio
+from mocha_training.manifests import Utterance
 from mocha_training.synthesis import Speller
 from mocha_training.voices import PACKAGES, Program, ProgramVoice, SynthesisError
 from tests.training.made_up import run

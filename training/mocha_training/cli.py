@@ -28,8 +28,9 @@ from mocha_training.augment import Augmenter
 from mocha_training.average import average_checkpoints
 from mocha_training.beginnings import first_model, refuse_beside_model, refuse_without_model, started
 from mocha_training.config import Preset, TrainConfig
-from mocha_training.data import Corpus, CorpusError, decode_audio, find_manifest, load_corpus, trainable, writable
+from mocha_training.data import Corpus, load_corpus, trainable, writable
 from mocha_training.evaluate import Decoding, evaluate_corpus, write_hypotheses
+from mocha_training.manifests import CorpusError, decode_audio, find_manifest
 from mocha_training.reports import show_report
 from mocha_training.splicing import SplicePoint, kept_splice_points
 from mocha_training.trainer import Trainer, TrainingError

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from mocha_model.config import SAMPLE_RATE
-from mocha_training.data import CorpusError, let_lhotse_read_sphere
+from mocha_training.manifests import CorpusError, let_lhotse_read_sphere
 
 Name = Literal["librispeech", "commonvoice", "tedlium", "timit", "wsj", "kaldi"]
 SPLITS = ("train", "dev", "test")

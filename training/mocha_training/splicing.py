@@ -21,7 +21,8 @@ from torch.nn.utils.rnn import pad_sequence
 from mocha_model.config import SAMPLE_RATE
 from mocha_model.model import SpeechModel
 from mocha_model.tokenizer import Tokenizer
-from mocha_training.data import Corpus, Samples, collate
+from mocha_training.data import Corpus, collate
+from mocha_training.manifests import Samples
 
 HOP = SAMPLE_RATE // 100
 LEAST_PAUSE = 12  # hops

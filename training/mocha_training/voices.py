@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from mocha_training.data import CorpusError, decode_audio
 from mocha_training.distortion import Audio
+from mocha_training.manifests import CorpusError, decode_audio
 
 PACKAGES = "espeak-ng, flite, festival with festvox-kallpc16k, festvox-kdlpc16k and festvox-us-slt-hts"
 LIST_FESTIVAL = (
