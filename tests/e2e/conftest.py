@@ -7,7 +7,7 @@ import io
 import json
 import os
 import wave
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,19 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.chromium import Opener, pages
 from tests.exchanges import Exchange, course, read
 from websockets.sync.client import connect
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 RATE = 16_000
+
+
+@pytest.fixture
+async def open_page(lively_server: Any) -> AsyncIterator[Opener]:
+    """Opens the page in Chromium."""
+    async with pages(lively_server) as opened:
+        yield opened
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,8 @@
-"""The page in headless Chromium, a wav file as its microphone, at the sizes of a desktop and of a phone."""
+"""The page in headless Chromium, at the sizes of a desktop and of a phone."""
 
 import asyncio
 import re
-import shutil
 import wave
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,66 +10,15 @@ import av
 import numpy as np
 import pytest
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Page, Route, ViewportSize, async_playwright, expect
+from playwright.async_api import Page, expect
+from tests.chromium import FIXTURES, NEEDED, SIZES, SOME_TEXT, Opener, hear_file, holds
 
 from mocha_client.client import transcribe_stream
 from mocha_model.recognizer import Recognizer
 from mocha_server.messages import Segment, Text
 from mocha_server.subtitles import srt, vtt
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-SIZES = {"desktop": ViewportSize(width=1100, height=800), "phone": ViewportSize(width=360, height=700)}
-SOME_TEXT = re.compile(r"\w{3}")
-SLOW_MS = 60_000  # a guard against hanging, no measure
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium binary to drive the page")
-expect.set_options(timeout=SLOW_MS)
-Opener = Callable[..., Awaitable[Page]]
-
-
-async def holds(page: Page, expression: str, argument: Any = None) -> None:
-    """Wait until it does. What Playwright has for that evaluates text in the page, which the page's policy forbids."""
-    for _ in range(SLOW_MS // 100):
-        if await page.evaluate(expression, argument):
-            return
-        await asyncio.sleep(0.1)
-    raise TimeoutError(expression)
-
-
-@pytest.fixture
-async def open_page(lively_server: Any) -> AsyncIterator[Opener]:
-    """Opens the page; afterwards nothing may have gone wrong on it, nor been asked of another host."""
-    arguments = [
-        "--no-sandbox",
-        "--disable-background-networking",
-        "--use-fake-ui-for-media-stream",
-        "--use-fake-device-for-media-stream",
-        f"--use-file-for-fake-audio-capture={FIXTURES / 'weather.wav'}",
-    ]
-    problems: list[str] = []
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-
-        async def opened(size: str = "desktop", server: Any = lively_server, script: str = "", **options: Any) -> Page:
-            page = await browser.new_page(viewport=SIZES[size], **options)
-            await page.add_init_script(script)
-            page.set_default_timeout(SLOW_MS)
-            page.on("pageerror", lambda error: problems.append(str(error)))
-            page.on("console", lambda m: problems.append(m.text) if m.type in ("error", "warning") else None)
-            page.on("request", lambda r: None if r.url.startswith(server.http) else problems.append(r.url))
-            await page.goto(server.http)
-            return page
-
-        opened.problems = problems  # type: ignore[attr-defined]
-        yield opened
-        await browser.close()
-    assert not [p for p in problems if not p.startswith(("blob:", "data:"))]
-
-
-async def hear_file(page: Page, name: str | Path = "weather.wav") -> None:
-    await page.set_input_files("#file", FIXTURES / name)
-    await expect(page.locator("#status")).to_contain_text("s heard")
+pytestmark = NEEDED
 
 
 async def no_serious_finding(page: Page) -> None:
@@ -247,36 +194,6 @@ async def test_what_is_dragged_and_no_file_is_no_business_of_the_page(open_page:
     await expect(page.locator("#drop")).to_be_visible()
 
 
-async def test_a_microphone_that_gives_no_sound(open_page: Opener):
-    suspended = "constructor(...options) { super(...options); window.context = this; }"
-    page = await open_page(script=f"const Usual = AudioContext; AudioContext = class extends Usual {{ {suspended} }};")
-    await page.click("#microphone")
-    await expect(page.locator("#status")).to_have_text("Listening.")
-    await page.evaluate("context.suspend()")
-    await expect(page.locator("#status")).to_have_text("No sound comes from the microphone.")
-    await page.evaluate("context.resume()")
-    await expect(page.locator("#status")).to_have_text("Listening.")
-
-
-def answering(status: int, body: str) -> Callable[[Route], Any]:
-    return lambda route: route.fulfill(status=status, body=body)
-
-
-async def test_uploads_that_something_else_answers(open_page: Opener, tmp_path: Path):
-    page = await open_page()
-    opened = tmp_path / "unknown.bin"
-    opened.write_bytes(b"no audio")
-    answers = {"The server answered 413.": (413, "<html>"), "The server answered 502.": (502, '{"detail": 1}')}
-    for said, (status, body) in answers.items():
-        await page.route("**/v1/audio/transcriptions", answering(status, body))
-        await page.set_input_files("#file", opened)
-        await expect(page.locator("#status")).to_have_text(said)
-    await page.route("**/v1/audio/transcriptions", lambda r: r.abort())
-    await page.set_input_files("#file", opened)
-    await expect(page.locator("#status")).to_have_text("The server cannot be reached.")
-    open_page.problems.clear()  # type: ignore[attr-defined] - which the browser tells of each
-
-
 async def test_a_screen_reader_hears_each_segment_once_and_no_characters(open_page: Opener, expected: list[Any]):
     page = await open_page()
     await page.evaluate(
@@ -363,12 +280,6 @@ async def test_files_are_read_whole_one_after_the_other(open_page: Opener, expec
     await expect(page.locator("#microphone")).to_have_text("Start microphone")
 
 
-async def test_a_file_does_not_wait_for_a_microphone_that_nobody_has_allowed_yet(open_page: Opener):
-    page = await open_page(script="navigator.mediaDevices.getUserMedia = () => new Promise(() => {});")
-    await page.click("#microphone")
-    await hear_file(page)
-
-
 async def test_a_file_can_be_stopped(open_page: Opener, clip: Any, tmp_path: Path):
     with wave.open(str(tmp_path / "long.wav"), "wb") as file:
         file.setparams((1, 2, 16_000, 0, "NONE", ""))
@@ -409,93 +320,6 @@ async def test_what_is_cleared_does_not_come_back(open_page: Opener, seconds: st
     assert (await page.inner_text("#text")).strip() == text
 
 
-GIVEN = """
-    window.given = [];
-    const ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
-    navigator.mediaDevices.getUserMedia = async (wanted) => {
-        if (window.none) throw new DOMException("", "NotFoundError");
-        window.given.push(await ask(wanted));
-        return window.given.at(-1);
-    };
-    window.unplug = () => window.given.at(-1).getTracks()[0].dispatchEvent(new Event("ended"));
-"""
-
-
-async def test_a_microphone_that_is_gone_gives_way_to_another(open_page: Opener):
-    page = await open_page(script=GIVEN)
-    await page.click("#microphone")
-    await expect(page.locator("#status")).to_have_text("Listening.")
-    await page.evaluate("unplug()")
-    await holds(page, "given.length === 2")
-    await expect(page.locator("#text")).to_have_text(SOME_TEXT)
-    await expect(page.locator("#microphone")).to_have_text("Stop microphone")
-    await page.evaluate("none = true, unplug()")
-    await expect(page.locator("#status")).to_have_text(re.compile(r"The microphone is gone. Finished: [\d.]+ s heard."))
-    await expect(page.locator("#microphone")).to_have_text("Start microphone")
-    await page.click("#microphone")
-    await expect(page.locator("#status")).to_have_text("There is no microphone.")
-
-
-async def test_a_device_that_is_faster_than_the_server_takes(open_page: Opener):
-    rate = "constructor(options) { super(options ?? { sampleRate: 96000 }); }"
-    page = await open_page(script=f"const Usual = AudioContext; AudioContext = class extends Usual {{ {rate} }};")
-    await page.click("#microphone")
-    await expect(page.locator("#text")).to_have_text(SOME_TEXT)
-
-
-async def test_a_microphone_that_fails_leaves_no_stream_behind(open_page: Opener, make_server: Any, lively: Recognizer):
-    fails = """
-        const usual = AudioContext.prototype.createMediaStreamSource;
-        AudioContext.prototype.createMediaStreamSource = function (media) {
-            AudioContext.prototype.createMediaStreamSource = usual;
-            throw new DOMException("once", "NotSupportedError");
-        };
-    """
-    page = await open_page(server=make_server(lively, idle_s=600), script=fails)
-    await page.click("#microphone")
-    await expect(page.locator("#status")).to_have_text("once")
-    await page.click("#microphone")
-    await expect(page.locator("#status")).to_have_text("Listening.")
-    await page.close()  # before its server, to which it would connect again
-
-
-async def test_a_device_that_cannot_be_heard_leaves_the_one_before(open_page: Opener):
-    fails = """
-        const usual = AudioContext.prototype.createMediaStreamSource;
-        window.heard = [];
-        AudioContext.prototype.createMediaStreamSource = function (media) {
-            window.heard.push(media);
-            if (window.heard.length === 2) throw new DOMException("cannot be heard", "NotSupportedError");
-            return usual.call(this, media);
-        };
-    """
-    page = await open_page(script=fails)
-    await page.click("#microphone")
-    await expect(page.locator("#status")).to_have_text("Listening.")
-    await page.evaluate("document.querySelector('#noiseSuppression').click()")
-    await expect(page.locator("#status")).to_have_text("cannot be heard")
-    await expect(page.locator("#noiseSuppression")).to_be_checked()
-    states = "heard.map((media) => media.getTracks()[0].readyState).join()"
-    assert await page.evaluate(states) == "live,ended"
-    await expect(page.locator("#text")).to_have_text(SOME_TEXT)
-    await page.evaluate("document.querySelector('#noiseSuppression').click()")
-    await holds(page, f"{states} === 'ended,ended,live'")
-
-
-async def test_errors_are_told_by_where_they_come_from(open_page: Opener):
-    refused = """
-        Clipboard.prototype.writeText = async () => { throw new DOMException("no writing", "NotAllowedError"); };
-        MediaDevices.prototype.getUserMedia = async () => { throw new DOMException("", failure); };
-    """
-    page = await open_page(script=refused)
-    await page.click("#copy")
-    await expect(page.locator("#status")).to_have_text("no writing")
-    for name, said in {"AbortError": "cannot be started", "NotAllowedError": "is not allowed"}.items():
-        await page.evaluate("(name) => { window.failure = name; }", name)
-        await page.click("#microphone")
-        await expect(page.locator("#status")).to_have_text(f"The microphone {said}.")
-
-
 async def test_the_focus_stays_where_it_is(open_page: Opener):
     asks = """
         const ask = MediaDevices.prototype.getUserMedia;
@@ -521,38 +345,6 @@ async def test_the_focus_stays_where_it_is(open_page: Opener):
     await page.keyboard.press("Escape")
     await expect(page.locator("summary")).to_be_focused()
     await expect(page.locator("#autoGainControl")).to_be_hidden()
-
-
-async def test_a_lost_connection_is_told_once(open_page: Opener):
-    loses = """
-        const Usual = WebSocket;
-        window.WebSocket = class extends Usual {
-            constructor(url) { super(url); window.socket = this; window.numSockets = (window.numSockets ?? 0) + 1; }
-            send(data) { if (numSockets === 1) super.send(data); } // others wait for ever
-        };
-    """
-    page = await open_page(script=loses)
-    await page.click("#microphone")
-    await expect(page.locator("#status")).to_have_text("Listening.")
-    await page.evaluate(
-        """() => {
-            window.said = [];
-            const status = document.getElementById("status");
-            const tell = (changes) => changes.forEach(() => said.push(status.textContent));
-            new MutationObserver(tell).observe(status, { childList: true });
-            socket.close();
-        }"""
-    )
-    await expect(page.locator("#status")).to_contain_text("lost")
-    heard = await page.evaluate("import('./app.js').then(({ strip }) => strip.heard)")
-    await holds(page, "(heard) => import('./app.js').then(({ strip }) => strip.heard > heard + 1)", heard)
-    assert await page.evaluate("said") == ["The connection is lost; trying again."]
-
-
-async def test_without_a_clipboard_it_says_what_to_do(open_page: Opener):
-    page = await open_page(script="Object.defineProperty(Navigator.prototype, 'clipboard', { value: undefined });")
-    await page.click("#copy")
-    await expect(page.locator("#status")).to_contain_text("take txt")
 
 
 async def test_hours_of_listening_fit_a_small_screen(open_page: Opener):
