@@ -165,13 +165,14 @@ export class StreamingClient {
       ? new Uint8Array(audio.buffer, audio.byteOffset, audio.byteLength) : new Uint8Array(audio);
     await this.#inTurn(async () => {
       for (let at = 0; at < all.length; at += PIECE_BYTES) {
+        if (at) await this.#room();
         await this.#able();
         const piece = all.slice(at, at + PIECE_BYTES); // a copy: the caller may use its buffer again
         this.#continuity.sent(piece);
         if (this.#socket.readyState === OPEN) this.#give(piece); // else it is sent when the connection is restored
       }
     });
-    if (all.length) await (this.#draining ??= this.#drained().finally(() => (this.#draining = null)));
+    if (all.length) await this.#room();
   }
 
   async finish() {
@@ -221,6 +222,8 @@ export class StreamingClient {
     this.#given += piece.length;
     this.#socket.send(piece);
   }
+
+  #room() { return (this.#draining ??= this.#drained().finally(() => (this.#draining = null))); }
 
   // Resolves when at most a second of audio waits in the socket, or that is lost.
   async #drained() {
