@@ -12,8 +12,8 @@ A lost connection is replaced by a new one; `continuity` says what that means fo
 import asyncio
 import socket as sockets
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Literal
 from urllib.parse import urlsplit
@@ -113,6 +113,11 @@ class StreamingClient:
         self._finishing = self._ended = self._restoring = False
         self._deadline: float | None = None  # set while connections are lost without text in between
         self._stands_since: float | None = None  # a connection with which nothing is wrong
+        self._calling, self._called = (
+            0,
+            asyncio.Event(),
+        )  # `send` and `finish` under way; that there is one, or `_close`
+        self._idle: ClientError | None = None  # the server's, raised unless somebody sends again
         self._lock = asyncio.Lock()  # held by whoever receives or restores
         self.ready: Ready | None = None
         self.warnings: list[Error] = []
@@ -130,17 +135,19 @@ class StreamingClient:
 
     async def send(self, audio: bytes) -> None:
         """Send audio, cut anywhere; waits while the server is behind or away. Raises ClientError."""
-        for at in range(0, len(audio), PIECE_BYTES):
-            if self._restoring:
-                await self._restore(self._open)
-            piece = bytes(audio[at : at + PIECE_BYTES])
-            self._continuity.sent(piece)
-            await self._deliver(piece)
+        with self._call():
+            for at in range(0, len(audio), PIECE_BYTES):
+                if self._restoring:
+                    await self._restore(self._open)
+                piece = bytes(audio[at : at + PIECE_BYTES])
+                self._continuity.sent(piece)
+                await self._deliver(piece)
 
     async def finish(self) -> None:
         """No more audio: the server emits the rest, then `End`. Raises ClientError."""
-        self._finishing = True
-        await self._deliver(Finish().model_dump_json())
+        with self._call():
+            self._finishing = True
+            await self._deliver(Finish().model_dump_json())
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         """Events until `End`, which is the last; raises ClientError for an error of the server."""
@@ -186,8 +193,19 @@ class StreamingClient:
             raise ClientError("the client is used outside its `async with` block")
         return self._socket
 
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Somebody sends, so that a stream that was idle goes on."""
+        self._calling += 1
+        self._called.set()
+        try:
+            yield
+        finally:
+            self._calling -= 1
+
     async def _close(self, why: str) -> None:
         self._failure = self._failure or ClientError(why)
+        self._called.set()
         await self._open.close()
 
     async def _connect(self) -> ClientConnection:
@@ -263,7 +281,10 @@ class StreamingClient:
                 return
             self._forget_old_losses()
             self._stands_since = None
-            if message.code not in PASSING or not self._reconnect_s:
+            if message.code is ErrorCode.IDLE and self._reconnect_s:
+                self._idle = ClientError(message.message, message.code)
+                self._called.clear()
+            elif message.code not in PASSING or not self._reconnect_s:
                 self._failure = ClientError(message.message, message.code)
         elif not isinstance(message, Ready):
             self._events.append(self._continuity.received(message))
@@ -288,6 +309,7 @@ class StreamingClient:
                     return
                 if segment := self._continuity.lost():
                     self._events.append(segment)
+                await self._until_called()
                 socket = await self._connect_again()
                 try:
                     resumed = await self._resume(socket)
@@ -302,6 +324,18 @@ class StreamingClient:
             self._failure = error
         finally:
             self._restoring = False
+
+    async def _until_called(self) -> None:
+        """A stream may be idle because its machine slept: wait until somebody sends again; raises ClientError."""
+        if self._idle and not (self._calling or self._finishing):
+            try:
+                async with asyncio.timeout(self._reconnect_s):
+                    await self._called.wait()
+            except TimeoutError:
+                raise self._idle from None
+        if self._failure:
+            raise self._failure
+        self._idle = None
 
     def _forget_old_losses(self) -> None:
         """What is lost after it stood for long is not the loss before once more."""

@@ -152,7 +152,7 @@ async def test_errors_are_typed(lively_server: Any, make_server: Any, lively: An
     assert (await failure("ws://127.0.0.1:9/v1/stream"))["message"].startswith("no mocha-asr server answers")
     assert (await failure(lively_server.url, sampleRate=1))["code"] == ErrorCode.START_EXPECTED
     assert (await failure(lively_server.url, encoding="pcm_f32le"))["code"] == ErrorCode.INVALID_AUDIO
-    idle = await failure(make_server(lively, idle_s=0.3).url, channels=8)
+    idle = await failure(make_server(lively, idle_s=0.3).url, channels=8, reconnectSeconds=0.2)
     assert idle["code"] == ErrorCode.IDLE
 
     for messages in (["hello"], ['{"type":"hello"}'], [READY, '{"type":"hello"}'], [READY, "5"]):
@@ -239,34 +239,48 @@ async def test_calls_that_overlap_are_sent_in_their_order():
     assert finish == '{"type":"finish"}'
 
 
-async def test_a_sleep_of_the_machine_does_not_end_the_stream(lively_server: Any, make_server: Any, lively: Any):
+async def test_a_sleep_of_the_machine_does_not_end_the_stream(lively_server: Any):
     program = """
-        const [module, address, idles] = process.argv.slice(1);
+        const [module, address] = process.argv.slice(1);
         const { StreamingClient } = await import(module);
         const now = Date.now;
         let away = false, socket;
-        const sleep = () => { Date.now = () => now() + 3_600_000; };
         class Lossy extends WebSocket {
           constructor(url) { super(away ? "ws://127.0.0.1:9" : url); socket = this; }
         }
         const client = new StreamingClient(address, { WebSocket: Lossy });
         await client.open();
-        if (idles === "true") sleep();
-        else {
-          away = true;
-          socket.close();
-          await new Promise((resolve) => setTimeout(resolve, 50));
-          sleep();
-          setTimeout(() => { away = false; }, 500);
-        }
+        away = true;
+        socket.close();
+        await new Promise((resolve) => setTimeout(resolve, 50));
+        Date.now = () => now() + 3_600_000;
+        setTimeout(() => { away = false; }, 500);
         for await (const { type } of client) {
           console.log(type);
           if (type === "reconnected") break;
         }
         client.close();
     """
-    for url, idles in ((lively_server.url, "false"), (make_server(lively, idle_s=0.3).url, "true")):
-        assert await run(program, url, idles) == ["reconnected"]
+    assert await run(program, lively_server.url) == ["reconnected"]
+
+
+async def test_a_stream_that_was_idle_goes_on_with_who_sends_again(make_server: Any, lively: Any):
+    program = """
+        const [module, address] = process.argv.slice(1);
+        const { StreamingClient } = await import(module);
+        async function idles(then) {
+          const client = new StreamingClient(address);
+          await client.open();
+          while (!client.reconnecting) await new Promise((resolve) => setTimeout(resolve, 20));
+          setTimeout(() => Promise.resolve(client[then](new Uint8Array(2))).catch(() => {}), 200);
+          const { value } = await client[Symbol.asyncIterator]().next().catch(({ message }) => ({ value: message }));
+          client.close();
+          return value.type ?? value;
+        }
+        console.log((await Promise.all(["send", "finish", "close"].map(idles))).join());
+    """
+    url = make_server(lively, idle_s=0.3).url
+    assert await run(program, url) == ["reconnected,reconnected,the client was closed"]
 
 
 async def run(program: str, *arguments: str, module: Path = MODULE) -> list[str]:

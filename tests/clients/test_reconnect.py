@@ -176,6 +176,39 @@ async def test_what_is_sent_while_a_connection_is_restored_comes_after_what_is_s
     assert [(c.text, c.frame - shift) for c in after] == [(c.text, c.frame) for c in characters(expected)]
 
 
+async def test_a_stream_that_was_idle_goes_on_with_who_sends_again(
+    make_server: Any, lively: Recognizer, clip: NDArray[np.int16]
+):
+    url = make_server(lively, idle_s=0.3).url
+    async with asyncio.timeout(20):
+        async with StreamingClient(url) as client:
+            await client.send(clip.tobytes())
+            events: list[Event] = []
+
+            async def listen() -> None:
+                events.extend([event async for event in client])
+
+            listener = asyncio.create_task(listen())
+            while not client._restoring:  # noqa: ASYNC110 no event says so
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2)
+            await client.send(clip.tobytes())
+            await client.finish()
+            await listener
+        check_whole(events)
+        assert sum(isinstance(event, Reconnected) for event in events) == 1
+        async with StreamingClient(url) as client:
+            listener = asyncio.create_task(anext(aiter(client)))
+            while not client._restoring:  # noqa: ASYNC110 no event says so
+                await asyncio.sleep(0.01)
+        with pytest.raises(ClientError, match="was closed"):
+            await listener
+        async with StreamingClient(url, reconnect_s=0.2) as client:
+            with pytest.raises(ClientError) as caught:
+                await anext(aiter(client))
+        assert caught.value.code is ErrorCode.IDLE
+
+
 async def test_servers_that_stop_long_after_each_other(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(streaming, "STOOD_S", 0.3)
     stops = Error(code=ErrorCode.INTERNAL, message="the server stops").model_dump_json()

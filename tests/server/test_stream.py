@@ -16,6 +16,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from mocha_model.recognizer import Recognizer
+from mocha_server.protocols import native
 from mocha_server.session import Session
 
 Frames = list[tuple[str, int]]
@@ -212,6 +213,20 @@ async def test_an_idle_stream_is_closed(make_server: Any, lively: Recognizer):
         with pytest.raises(ConnectionClosed):
             await socket.recv()
         assert socket.close_code == 1008
+
+
+async def test_a_server_that_was_suspended_reads_what_came_before_a_stream_is_idle(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(native, "LATE_S", 0.1)
+    idle = native.IdleTimer(0.1)
+    reader = asyncio.create_task(asyncio.sleep(10))
+    idle.waiting()
+    idle.watch(reader)  # type: ignore[arg-type]
+    time.sleep(0.4)  # noqa: ASYNC251 it is the loop that stands still
+    await asyncio.sleep(0.02)
+    assert not idle.expired
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(reader, 1)
+    assert idle.expired
 
 
 async def test_a_full_server_refuses_and_says_that_later_will_do(make_server: Any, lively: Recognizer):

@@ -8,9 +8,6 @@ const FIRST_PAUSE_MS = 100, MAX_PAUSE_MS = 5000; // between attempts to connect 
 const READY_MS = 10_000; // for a server to admit a stream
 const STOOD_MS = 5000; // a connection lost after so long is a loss of its own, not one attempt more
 const STALLED_MS = 60_000; // a connection that takes nothing for so long, and brings nothing, is lost
-const BEAT_MS = 5000; // the client looks at its clock
-const ASLEEP_MS = 90_000; // a beat so late shows a sleep of the machine; in tabs that are not seen they are a minute apart
-const WOKEN_MS = 30_000; // after that, what the server says may be about the sleep
 const OPEN = 1; // WebSocket.readyState
 const KINDS = ["ready", "text", "segment", "end", "error"]; // of messages
 
@@ -124,7 +121,8 @@ export class StreamingClient {
   #given = 0; #draining = null; // bytes of audio that the socket was given; a promise while much of it waits there
   #turn = Promise.resolve(); // of who sends, in the order of the calls
   #broughtAt = 0; // when the last message came
-  #beats = null; #beatAt = 0; #wokenAt = 0;
+  #calling = 0; #called = () => {}; // of send and finish: how many are under way; told of the next one
+  #idle = null; // the server's error, thrown unless somebody sends again
   #events = [];
   #wake = () => {}; // called when there is news for whoever waits
   #news = null;
@@ -154,9 +152,6 @@ export class StreamingClient {
 
   async open() {
     await this.#connect();
-    this.#beatAt = Date.now();
-    this.#beats = setInterval(() => this.#beat(), BEAT_MS);
-    this.#beats.unref?.(); // Node: it keeps no program alive
     return this.ready;
   }
 
@@ -186,6 +181,7 @@ export class StreamingClient {
   close() {
     this.#fail(new StreamError("the client was closed"));
     this.#abandon();
+    this.#called(false);
     this.#socket?.close();
   }
 
@@ -213,7 +209,9 @@ export class StreamingClient {
   }
 
   #inTurn(work) {
-    const turn = this.#turn.then(work);
+    this.#calling++;
+    this.#called(true);
+    const turn = this.#turn.then(work).finally(() => this.#calling--);
     this.#turn = turn.catch(() => {});
     return turn;
   }
@@ -251,14 +249,7 @@ export class StreamingClient {
     this.#wake();
   }
 
-  #beat() {
-    const now = Date.now();
-    if (now - this.#beatAt > ASLEEP_MS) this.#wokenAt = now;
-    this.#beatAt = now;
-  }
-
   #fail(error) {
-    clearInterval(this.#beats);
     this.#failure ??= error;
     this.#tell(null);
   }
@@ -318,15 +309,13 @@ export class StreamingClient {
       if (!message.fatal) return this.warnings.push(message);
       this.#forgetOldLosses();
       this.#standsSince = null;
-      this.#beat();
-      const slept = message.code === "idle" && Date.now() - this.#wokenAt < WOKEN_MS;
-      if (!(slept || PASSING.includes(message.code)) || !this.#reconnectMs)
-        this.#fail(new StreamError(message.message, message.code));
+      const error = new StreamError(message.message, message.code);
+      if (message.code === "idle" && this.#reconnectMs) this.#idle = error;
+      else if (!PASSING.includes(message.code) || !this.#reconnectMs) this.#fail(error);
       return;
     }
     this.#deadline = null;
     this.#ended = message.type === "end";
-    if (this.#ended) clearInterval(this.#beats);
     this.#tell(this.#continuity.received(message));
   }
 
@@ -338,6 +327,18 @@ export class StreamingClient {
   // What took longer than it can was a sleep of the machine, which is no time for trying.
   #excuse(since, longest) { this.#deadline += Math.max(0, Date.now() - since - longest - 1000); }
 
+  // Whether there is, or soon comes, something to send: a stream may be idle because its machine slept.
+  #sendsAgain() {
+    if (this.#calling || this.#finishing || this.waitingBytes) return true;
+    return new Promise((resolve) => {
+      const timer = setTimeout(resolve, this.#reconnectMs, false);
+      this.#called = (sends) => {
+        clearTimeout(timer);
+        resolve(sends);
+      };
+    });
+  }
+
   #restore() {
     this.#restoring ??= this.#reconnect().finally(() => (this.#restoring = null));
   }
@@ -345,6 +346,8 @@ export class StreamingClient {
   async #reconnect() {
     const segment = this.#continuity.lost();
     if (segment) this.#tell(segment);
+    if (this.#idle && !(await this.#sendsAgain())) return this.#fail(this.#idle);
+    this.#idle = null;
     this.#forgetOldLosses();
     this.#deadline ??= Date.now() + this.#reconnectMs;
     let wait = FIRST_PAUSE_MS, problem = "the connection was lost before the end of the stream";

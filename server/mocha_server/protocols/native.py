@@ -14,6 +14,7 @@ from mocha_server.protocols.live import CLOSE_CODES, cut, has_left, silent
 from mocha_server.session import OutMessage, Session, State, parsed
 from mocha_server.stream import EngineError, Stream
 
+LATE_S = 1.0  # a timer so late did not run: the process was suspended, and what came meanwhile is not read yet
 log = logging.getLogger(__name__)
 router = APIRouter()
 
@@ -108,6 +109,8 @@ class IdleTimer:
 
     def _check(self, reader: "asyncio.Task[Error]") -> None:
         now = self._loop.time()
+        if self.since is not None and now - self._timer.when() > LATE_S:
+            self.since = now
         left = self._idle_s if self.since is None else self.since + self._idle_s - now
         if left > 0:
             self._timer = self._loop.call_at(now + left, self._check, reader)
