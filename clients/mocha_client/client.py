@@ -44,6 +44,7 @@ PASSING = (ErrorCode.SERVER_FULL, ErrorCode.INTERNAL)  # errors after which a ne
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0  # between attempts to connect again; doubled each time
 STOOD_S = 5.0  # a connection lost after so long is a loss of its own, not one attempt more
 STALLED_MS = 30_000  # a connection that takes nothing for so long is lost, where the system can tell (Linux)
+SILENT_S = 60.0  # after `finish`, a connection that brings nothing for so long is lost; doubled each time
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -118,6 +119,7 @@ class StreamingClient:
             asyncio.Event(),
         )  # `send` and `finish` under way; that there is one, or `_close`
         self._idle: ClientError | None = None  # the server's, raised unless somebody sends again
+        self._silent_s = SILENT_S
         self._lock = asyncio.Lock()  # held by whoever receives or restores
         self.ready: Ready | None = None
         self.warnings: list[Error] = []
@@ -264,8 +266,14 @@ class StreamingClient:
         """Wait until there is an event."""
         while not self._events:
             self._check()
+            finishing = self._finishing
             try:
-                self._take(await self._open.recv())
+                async with asyncio.timeout(self._silent_s):
+                    self._take(await self._open.recv())
+            except TimeoutError:
+                if finishing:
+                    self._silent_s *= 2  # the server may as well be slow
+                    self._open.transport.abort()
             except ConnectionClosed:
                 await self._reconnect()
 

@@ -189,6 +189,31 @@ process.exit(); // at once, though audio waits in the new connection
 """
 
 
+async def test_a_server_that_says_nothing_after_the_finish_is_left(tmp_path: Path):
+    (tmp_path / "soon.mjs").write_text(MODULE.read_text().replace("STALLED_MS = 60_000", "STALLED_MS = 200"))
+    program = """
+        const [module, address] = process.argv.slice(1);
+        const { StreamingClient } = await import(module);
+        const client = new StreamingClient(address);
+        await client.open();
+        await client.finish();
+        for await (const { type } of client) console.log(type);
+    """
+    num_streams = 0
+
+    async def silent_once(socket: ServerConnection) -> None:
+        nonlocal num_streams
+        num_streams += 1
+        await socket.send(READY)
+        if num_streams > 1:
+            await socket.send(End(segments=0, duration=0).model_dump_json())
+        await socket.wait_closed()
+
+    async with serve(silent_once, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        assert await run(program, f"ws://127.0.0.1:{port}/", module=tmp_path / "soon.mjs") == ["reconnected", "end"]
+
+
 async def test_a_client_may_be_closed_before_it_is_open(lively_server: Any):
     program = """
         const [module, address] = process.argv.slice(1);

@@ -125,6 +125,34 @@ async def test_a_connection_that_takes_nothing_any_more_is_replaced(
         assert proxy.num_connections == 2
 
 
+async def test_a_server_that_says_nothing_after_the_finish_is_left(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(streaming, "SILENT_S", 0.2)
+    num_streams = 0
+
+    async def silent_once(socket: ServerConnection) -> None:
+        nonlocal num_streams
+        num_streams += 1
+        await socket.send(READY.model_dump_json())
+        if num_streams > 1:
+            await socket.send(End(segments=0, duration=0).model_dump_json())
+        await socket.wait_closed()
+
+    async with serve(silent_once, "127.0.0.1", 0) as server, asyncio.timeout(10):
+        port = next(iter(server.sockets)).getsockname()[1]
+        async with StreamingClient(f"ws://127.0.0.1:{port}/") as client:
+            events: list[Event] = []
+
+            async def listen() -> None:
+                events.extend([event async for event in client])
+
+            listener = asyncio.create_task(listen())
+            await asyncio.sleep(0.5)
+            assert not client._restoring and not events  # before the finish there may be nothing to say
+            await client.finish()
+            await listener
+    assert [type(event) for event in events] == [Reconnected, End]
+
+
 async def test_one_task_sends_while_another_iterates_and_connections_break(proxy: Proxy, clip: NDArray[np.int16]):
     data = np.tile(clip, 3).tobytes()
 

@@ -173,6 +173,7 @@ export class StreamingClient {
   async finish() {
     await this.#inTurn(async () => {
       await this.#able();
+      if (!this.#finishing) this.#awaitEnd();
       this.#finishing = true;
       if (this.#socket.readyState === OPEN) this.#socket.send('{"type":"finish"}');
     });
@@ -234,6 +235,18 @@ export class StreamingClient {
         taken = this.#given - socket.bufferedAmount;
         since = Date.now();
       } else if (Date.now() - Math.max(since, this.#broughtAt) > STALLED_MS) return this.#drop(socket);
+    }
+  }
+
+  // After the finish nothing is sent that would show that the connection is gone: it is lost if it brings nothing.
+  async #awaitEnd() {
+    let since = Date.now(), limit = STALLED_MS;
+    while (!this.#ended && !this.#failure) {
+      await new Promise((resolve) => setTimeout(resolve, 1000).unref?.()); // Node: it keeps no program alive
+      if (this.#restoring) since = Date.now();
+      if (Date.now() - Math.max(since, this.#broughtAt) < limit) continue;
+      this.#drop(this.#socket);
+      limit *= 2; // the server may as well be slow
     }
   }
 
