@@ -281,7 +281,7 @@ class StreamingClient:
         try:
             message = server_messages.validate_json(data)
         except ValidationError:
-            self._failure = ClientError("the server sent what this client does not know")
+            self._fail(ClientError("the server sent what this client does not know"))
             return
         if isinstance(message, Error):
             if not message.fatal:
@@ -293,11 +293,20 @@ class StreamingClient:
                 self._idle = ClientError(message.message, message.code)
                 self._called.clear()
             elif message.code not in PASSING or not self._reconnect_s:
-                self._failure = ClientError(message.message, message.code)
+                self._fail(ClientError(message.message, message.code))
         elif not isinstance(message, Ready):
             self._events.append(self._continuity.received(message))
             self._ended = isinstance(message, End)
             self._deadline = None
+
+    def _fail(self, error: ClientError) -> None:
+        self._failure = error
+        self._end_segment()
+
+    def _end_segment(self) -> None:
+        """What is open ends here."""
+        if segment := self._continuity.lost():
+            self._events.append(segment)
 
     async def _restore(self, lost: ClientConnection) -> None:
         """Wait until there is another connection than `lost`, made by another task or here."""
@@ -315,8 +324,7 @@ class StreamingClient:
                 await self._drain()
                 if self._ended or self._failure:
                     return
-                if segment := self._continuity.lost():
-                    self._events.append(segment)
+                self._end_segment()
                 await self._until_called()
                 socket = await self._connect_again()
                 try:

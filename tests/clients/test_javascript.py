@@ -19,7 +19,7 @@ from websockets.asyncio.server import ServerConnection, serve
 
 import mocha_client
 from mocha_client.client import transcribe_stream
-from mocha_server.messages import End, ErrorCode, Ready, Segment, Text, Word
+from mocha_server.messages import Character, End, Error, ErrorCode, Ready, Segment, Text, Word
 from mocha_server.subtitles import srt, vtt
 
 PACKAGE = Path(mocha_client.__file__).parent / "javascript"
@@ -159,6 +159,27 @@ async def test_errors_are_typed(lively_server: Any, make_server: Any, lively: An
         async with serve(partial(say, messages), "127.0.0.1", 0) as other:
             port = next(iter(other.sockets)).getsockname()[1]
             assert "does not know" in (await failure(f"ws://127.0.0.1:{port}/"))["message"]
+
+
+async def test_what_is_open_when_the_stream_fails_is_a_segment():
+    letter = Character(text="a", frame=5, time=0.2, p=0.8, q=0.5, chunk=[1.0])
+    failed = Error(code=ErrorCode.INVALID_AUDIO, message="not finite")
+    messages = [READY, *(m.model_dump_json() for m in (Text(segment=0, delta="a", characters=[letter]), failed))]
+    program = """
+        const [module, address] = process.argv.slice(1);
+        const { StreamingClient } = await import(module);
+        const client = new StreamingClient(address);
+        await client.open();
+        try {
+          for await (const { type } of client) console.log(type);
+        } catch ({ message }) {
+          console.log(message);
+        }
+        client.close();
+    """
+    async with serve(partial(say, messages), "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        assert await run(program, f"ws://127.0.0.1:{port}/") == ["text", "segment", "not finite"]
 
 
 async def test_a_connection_that_takes_nothing_any_more_is_replaced(lively_server: Any, tmp_path: Path):

@@ -302,6 +302,25 @@ async def test_what_a_connection_brought_before_it_was_lost_is_given():
     assert [type(event) for event in events] == [Text, Segment, Reconnected, End]
 
 
+async def test_what_is_open_when_the_stream_fails_is_a_segment():
+    async def failing(socket: ServerConnection) -> None:
+        for message in (READY, text(5, "ab"), Error(code=ErrorCode.INVALID_AUDIO, message="not finite")):
+            await socket.send(message.model_dump_json())
+
+    events: list[Event] = []
+    async with serve(failing, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        async with StreamingClient(f"ws://127.0.0.1:{port}/") as client:
+
+            async def listen() -> None:
+                async for event in client:
+                    events.append(event)
+
+            with pytest.raises(ClientError, match="not finite"):
+                await listen()
+    assert [type(event) for event in events] == [Text, Segment]
+
+
 async def test_a_loss_long_after_another_has_its_own_time(proxy: Proxy, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(streaming, "STOOD_S", 0.3)
     async with StreamingClient(proxy.url, reconnect_s=0.5) as client:

@@ -264,7 +264,7 @@ export class StreamingClient {
 
   #fail(error) {
     this.#failure ??= error;
-    this.#tell(null);
+    this.#tell(this.#continuity.lost());
   }
 
   // A connection on which a session has begun.
@@ -357,8 +357,7 @@ export class StreamingClient {
   }
 
   async #reconnect() {
-    const segment = this.#continuity.lost();
-    if (segment) this.#tell(segment);
+    this.#tell(this.#continuity.lost());
     if (this.#idle && !(await this.#sendsAgain())) return this.#fail(this.#idle);
     this.#idle = null;
     this.#forgetOldLosses();
