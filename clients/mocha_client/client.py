@@ -39,6 +39,7 @@ from mocha_server.messages import (
 DEFAULT_URL = "ws://localhost:8000/v1/stream"
 Event = Text | Segment | End | Reconnected
 PIECE_BYTES = 1 << 16  # of audio in one message; servers refuse messages without bound
+ON_WAY_BYTES = 1 << 17  # in the buffer of the system: minutes of audio there could be more than is kept
 READY_S = 10.0  # that a server has to admit a stream once it is connected
 PASSING = (ErrorCode.SERVER_FULL, ErrorCode.INTERNAL)  # errors after which a new connection may succeed
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0  # between attempts to connect again; doubled each time
@@ -217,8 +218,9 @@ class StreamingClient:
             proxy: Literal[True] | None = None if urlsplit(self.url).hostname in LOOPBACK else True
             # A server that paces us reads our pings, and answers them, behind the audio before them: that may be long.
             socket = await connect(self.url, max_size=2**24, ping_timeout=None, proxy=proxy)
+            plain = socket.transport.get_extra_info("socket")
+            plain.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, ON_WAY_BYTES)
             if hasattr(sockets, "TCP_USER_TIMEOUT"):
-                plain = socket.transport.get_extra_info("socket")
                 plain.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_USER_TIMEOUT, STALLED_MS)
         except (OSError, InvalidHandshake, InvalidURI, InvalidProxy, ImportError, TimeoutError, ValueError) as error:
             raise ClientError(f"no mocha-asr server answers at {self.url} ({error})") from error

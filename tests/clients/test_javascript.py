@@ -197,9 +197,9 @@ async def test_a_connection_that_takes_nothing_any_more_is_replaced(lively_serve
 STALL = """
 const [module, address, path] = process.argv.slice(1);
 const { StreamingClient } = await import(module);
-const client = new StreamingClient(address, { encoding: "pcm_f32le" });
+const client = new StreamingClient(address, { encoding: "pcm_f32le", keepSeconds: 1 });
 await client.open();
-const audio = (await import("node:fs")).readFileSync(path); // nine minutes, more than is kept
+const audio = (await import("node:fs")).readFileSync(path); // 32 MiB, more than is kept
 client.send(audio).catch(() => {}); // it is closed before all is sent
 for await (const { type, missing } of client) {
   if (type !== "reconnected") continue;

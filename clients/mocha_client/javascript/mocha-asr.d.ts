@@ -106,7 +106,7 @@ export interface StreamOptions {
   patient?: boolean;
   /** How long to go without text before a lost connection is given up, not counting a sleep of the machine; 30. 0 never tries. */
   reconnectSeconds?: number;
-  /** Audio kept for a new connection, at most; 300. */
+  /** Audio kept for a new connection, at most, where that is more than 8 MiB; 300. */
   keepSeconds?: number;
   /** Where there is no global one. */
   WebSocket?: new (url: string | URL) => unknown;

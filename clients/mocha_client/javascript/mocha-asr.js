@@ -3,6 +3,7 @@
 
 const SAMPLE_BYTES = { pcm_s16le: 2, pcm_f32le: 4, mulaw: 1, alaw: 1 };
 const PIECE_BYTES = 1 << 16; // of audio in one message; servers refuse messages without bound
+const KEPT_BYTES = 8 << 20; // of audio, at least: more than is on its way, in buffers of systems, when a connection is lost
 const PASSING = ["server_full", "internal"]; // errors after which a new connection may succeed
 const FIRST_PAUSE_MS = 100, MAX_PAUSE_MS = 5000; // between attempts to connect again; doubled each time
 const READY_MS = 10_000; // for a server to admit a stream
@@ -44,7 +45,7 @@ class Continuity {
   constructor({ sample_rate, encoding, channels }, keepSeconds) {
     this.#rate = sample_rate;
     this.#sampleBytes = SAMPLE_BYTES[encoding] * channels;
-    this.#keepBytes = Math.floor(keepSeconds * sample_rate) * this.#sampleBytes;
+    this.#keepBytes = Math.max(KEPT_BYTES, Math.floor(keepSeconds * sample_rate) * this.#sampleBytes);
   }
 
   ready(message) { this.#frame = message.frame_ms / 1000; }
