@@ -336,10 +336,12 @@ class StreamingClient:
                     raise
                 finally:
                     self._socket = socket  # no sooner: until then whoever sends finds the lost one, and waits
+                if self._failure:  # the client was closed meanwhile, and closed the lost one
+                    socket.transport.abort()
                 if resumed:
                     return
         except ClientError as error:
-            self._failure = error
+            self._failure = self._failure or error
         finally:
             self._restoring = False
 
@@ -368,7 +370,7 @@ class StreamingClient:
         if self._deadline is None:
             self._deadline = now() + self._reconnect_s
         pause, problem = FIRST_PAUSE_S, "the connection was lost before the end of the stream"
-        while now() + pause < self._deadline:
+        while not self._failure and now() + pause < self._deadline:
             await asyncio.sleep(pause)
             try:
                 return await self._connect()
@@ -391,7 +393,7 @@ class StreamingClient:
         reconnected, position = self._continuity.resume()
         self._events.append(reconnected)
         try:
-            while piece := self._continuity.audio(position, PIECE_BYTES):
+            while not self._failure and (piece := self._continuity.audio(position, PIECE_BYTES)):
                 await socket.send(piece)
                 position += len(piece)
             if self._finishing:

@@ -342,6 +342,29 @@ async def test_what_is_open_when_the_stream_fails_is_a_segment():
     assert [type(event) for event in events] == [Text, Segment]
 
 
+async def test_who_leaves_while_the_connection_is_restored_leaves_none():
+    sessions: list[ServerConnection] = []
+    left = asyncio.Event()
+
+    async def loses(socket: ServerConnection) -> None:
+        sessions.append(socket)
+        if len(sessions) > 1:
+            await left.wait()
+        await socket.send(READY.model_dump_json())
+        if len(sessions) > 1:
+            await socket.wait_closed()
+
+    async with serve(loses, "127.0.0.1", 0) as server, asyncio.timeout(5):
+        port = next(iter(server.sockets)).getsockname()[1]
+        async with StreamingClient(f"ws://127.0.0.1:{port}/") as client:
+            listener = asyncio.create_task(anext(aiter(client)))
+            while len(sessions) < 2:  # noqa: ASYNC110 no event says so
+                await asyncio.sleep(0.01)
+        left.set()
+        await asyncio.gather(listener, return_exceptions=True)
+        await sessions[1].wait_closed()
+
+
 async def test_a_loss_long_after_another_has_its_own_time(proxy: Proxy, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(streaming, "STOOD_S", 0.3)
     async with StreamingClient(proxy.url, reconnect_s=0.5) as client:
