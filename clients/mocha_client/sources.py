@@ -166,7 +166,10 @@ class Waiting:
 
 
 async def microphone_pieces(chunk_ms: int) -> AsyncIterator[bytes]:
-    """The default microphone until Ctrl-C (a second one interrupts as ever); raises SourceError where there is none."""
+    """The default microphone until Ctrl-C (a second one interrupts as ever), or until it vanishes, which is told.
+
+    Raises SourceError where there is none.
+    """
     try:
         import sounddevice
     except (ImportError, OSError) as error:
@@ -178,6 +181,16 @@ async def microphone_pieces(chunk_ms: int) -> AsyncIterator[bytes]:
     def heard(data: Any, frames: int, time: Any, status: Any) -> None:
         loop.call_soon_threadsafe(waiting.keep, bytes(data))
 
+    closing = threading.Event()
+
+    def finished() -> None:
+        if not closing.is_set():
+            loop.call_soon_threadsafe(gone)
+
+    def gone() -> None:
+        log.warning("the microphone is gone")
+        waiting.end()
+
     rate = DECODED.sample_rate
     try:
         with contextlib.ExitStack() as device:
@@ -187,8 +200,16 @@ async def microphone_pieces(chunk_ms: int) -> AsyncIterator[bytes]:
                 loop.call_soon(waiting.end)  # after what was `heard` until then
 
             device.enter_context(
-                sounddevice.RawInputStream(rate, rate * chunk_ms // 1000, channels=1, dtype="int16", callback=heard)
+                sounddevice.RawInputStream(
+                    rate,
+                    rate * chunk_ms // 1000,
+                    channels=1,
+                    dtype="int16",
+                    callback=heard,
+                    finished_callback=finished,
+                )
             )
+            device.callback(closing.set)  # before it is closed
             with on_interruption(stop):
                 async for piece in waiting.given():
                     yield piece

@@ -18,6 +18,7 @@ import sys
 import termios
 import threading
 import time
+import types
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from tests.proxy import Proxy
 from mocha_client import cli
 from mocha_client.captions import Captions
 from mocha_client.client import transcribe_stream
-from mocha_client.sources import read_aside
+from mocha_client.sources import microphone_pieces, read_aside
 from mocha_client.terminal import FLOOR_DB, level_db, level_meter
 from mocha_server.messages import Segment, Text, Word
 from mocha_server.subtitles import srt, vtt
@@ -345,6 +346,39 @@ def test_microphone_shows_level_and_text_until_interrupted(lively_server: Any, f
     os.close(master)
     process.send_signal(signal.SIGKILL)  # only where the test has failed is there anything left to kill
     assert process.wait() == 0 and interrupted and "Traceback" not in screen, screen
+
+
+@pytest.mark.parametrize("vanishes", [True, False])
+async def test_a_microphone_that_vanishes_ends_and_is_told(
+    vanishes: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    class Device:
+        """PortAudio's, which says that it is finished, from a thread of its own, whoever ended it."""
+
+        def __init__(self, *_: object, callback: Any, finished_callback: Any, **__: object) -> None:
+            self.finished = finished_callback
+
+            def listen() -> None:
+                callback(b"ab", 1, None, None)
+                if vanishes:
+                    finished_callback()
+
+            threading.Thread(target=listen).start()
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *_: object) -> None:
+            self.finished()
+
+    module = types.SimpleNamespace(RawInputStream=Device, PortAudioError=OSError)
+    monkeypatch.setitem(sys.modules, "sounddevice", module)
+    pieces = microphone_pieces(100)
+    async with asyncio.timeout(10), contextlib.aclosing(pieces):
+        assert await anext(pieces) == b"ab"
+        if vanishes:
+            assert [piece async for piece in pieces] == []
+    await asyncio.sleep(0)
+    assert ("the microphone is gone" in caplog.text) == vanishes
 
 
 AWAY = """
