@@ -40,6 +40,7 @@ DEFAULT_URL = "ws://localhost:8000/v1/stream"
 Event = Text | Segment | End | Reconnected
 PIECE_BYTES = 1 << 16  # of audio in one message; servers refuse messages without bound
 ON_WAY_BYTES = 1 << 17  # in the buffer of the system: minutes of audio there could be more than is kept
+CLOSE_S = 1.0  # that a server has to answer that a connection is closed
 READY_S = 10.0  # that a server has to admit a stream once it is connected
 PASSING = (ErrorCode.SERVER_FULL, ErrorCode.INTERNAL)  # errors after which a new connection may succeed
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0  # between attempts to connect again; doubled each time
@@ -209,7 +210,11 @@ class StreamingClient:
     async def _close(self, why: str) -> None:
         self._failure = self._failure or ClientError(why)
         self._called.set()
-        await self._open.close()
+        try:
+            async with asyncio.timeout(CLOSE_S):  # its own `close_timeout` begins when there is room in the socket
+                await self._open.close()
+        except TimeoutError:
+            self._open.transport.abort()
 
     async def _connect(self) -> ClientConnection:
         """A connection on which a session has begun; raises ClientError."""
@@ -217,7 +222,7 @@ class StreamingClient:
             # No proxy stands between a machine and itself, whatever the environment says.
             proxy: Literal[True] | None = None if urlsplit(self.url).hostname in LOOPBACK else True
             # A server that paces us reads our pings, and answers them, behind the audio before them: that may be long.
-            socket = await connect(self.url, max_size=2**24, ping_timeout=None, proxy=proxy)
+            socket = await connect(self.url, max_size=2**24, ping_timeout=None, close_timeout=CLOSE_S, proxy=proxy)
             plain = socket.transport.get_extra_info("socket")
             plain.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, ON_WAY_BYTES)
             if hasattr(sockets, "TCP_USER_TIMEOUT"):
