@@ -27,7 +27,7 @@ from mocha_client.sources import (
     raw_pieces,
     read_aside,
 )
-from mocha_client.terminal import JsonView, MicrophoneView, PlainView, View, notice
+from mocha_client.terminal import JsonView, MicrophoneView, PlainView, View, notice, warn
 from mocha_server.messages import MAX_PHRASE_CHARACTERS, MAX_PHRASES, Encoding, Start
 
 console = Console(stderr=True)
@@ -168,9 +168,13 @@ async def _stream(pieces: AsyncIterator[bytes], start: Start, url: str, view: Vi
     async with StreamingClient(url, *audio, patient=start.patient) as client:
         assert client.ready is not None
         subtitles = Captions(captions, client.ready.frame_ms / 1000) if captions else None
-        with view:
-            async for event in client.transcribe(shown()):
-                notice(event, console)
-                view.said(event)
-                if subtitles:
-                    subtitles.push(event)
+        try:
+            with view:
+                async for event in client.transcribe(shown()):
+                    notice(event, console)
+                    view.said(event)
+                    if subtitles:
+                        subtitles.push(event)
+        finally:
+            for warning in client.warnings:
+                warn(warning, console)

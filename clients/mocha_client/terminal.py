@@ -14,7 +14,7 @@ from rich.text import Text as Line
 
 from mocha_client.client import Event
 from mocha_client.continuity import Reconnected
-from mocha_server.messages import Segment, Text
+from mocha_server.messages import Error, Segment, Text
 
 FLOOR_DB, LOUD_DB, METER_CELLS = -60.0, -6.0, 30
 
@@ -80,8 +80,8 @@ class JsonView(PlainView):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Print the object, unless the stream failed."""
-        if error is None:
+        """Print the object: what there is, if the stream failed."""
+        if error is None or self._result["characters"]:
             print(json.dumps(self._result | {"text": " ".join(self._texts)}, ensure_ascii=False), flush=True)
 
     def said(self, event: Event) -> None:
@@ -137,6 +137,11 @@ class MicrophoneView(PlainView):
     def _show(self) -> None:
         meter = level_meter(self._level)
         self._live.update(Group(Line(self._open), meter) if self._together else meter)
+
+
+def warn(warning: Error, console: Console) -> None:
+    """Say what the server objects to."""
+    console.print(f"warning: {warning.message}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def notice(event: Event, console: Console) -> None:

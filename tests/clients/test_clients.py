@@ -1,5 +1,6 @@
 """Our client and the command line, as a user runs them, against a real server."""
 
+import asyncio
 import json
 import os
 import socket
@@ -13,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from websockets.asyncio.server import ServerConnection, serve
 
 from mocha_client import client as streaming
 from mocha_client.client import ClientError, StreamingClient, endpoint, transcribe_stream
 from mocha_model.emissions import text_of
 from mocha_model.recognizer import Recognizer
-from mocha_server.messages import End, ErrorCode, Segment, Text
+from mocha_server.messages import Character, End, Error, ErrorCode, Ready, Segment, Text
 
 CLIP = str(Path(__file__).parents[1] / "fixtures" / "weather.wav")
 M4A = Path(CLIP).with_suffix(".m4a")
@@ -126,6 +128,23 @@ async def test_proxies_of_the_environment(lively_server: Any, monkeypatch: pytes
             await StreamingClient("https://example.org").__aenter__()
         async with StreamingClient(lively_server.url) as client:  # on this machine there is nothing in between
             assert client.ready
+
+
+async def test_stream_command_prints_what_there_is_where_the_stream_fails():
+    letter = Character(text="a", frame=5, time=0.2, p=0.8, q=0.5, chunk=[1.0])
+    ready = Ready(session="a", model="m", sample_rate=16_000, frame_ms=40, latency_ms=25, chunk_width=2)
+    odd = Error(code=ErrorCode.INVALID_AUDIO, message="half a sample", fatal=False)
+    failed = Error(code=ErrorCode.TOO_SLOW, message="too slow")
+
+    async def fail(socket: ServerConnection) -> None:
+        for message in (ready, odd, Text(segment=0, delta="a", characters=[letter]), failed):
+            await socket.send(message.model_dump_json())
+
+    async with serve(fail, "127.0.0.1", 0) as server:
+        url = f"ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}/"
+        done = await asyncio.to_thread(run, "stream", CLIP, "--json", "--url", url)
+    assert done.returncode == 1 and json.loads(done.stdout)["text"] == "a"
+    assert done.stderr.decode().splitlines() == ["warning: half a sample", "error: too slow"]
 
 
 def test_stream_command_reads_a_pipe_and_prints_text(lively_server: Any, expected: str):
