@@ -251,6 +251,30 @@ async def test_a_client_may_be_closed_before_it_is_open(lively_server: Any):
     assert await run(program, lively_server.url) == ["true the client was closed", "true"]
 
 
+async def test_what_makes_no_sense_is_refused(lively_server: Any):
+    program = """
+        const [module, address] = process.argv.slice(1);
+        const { StreamingClient } = await import(module);
+        const client = new StreamingClient(address);
+        const told = ({ name, message }) => console.log(name, message);
+        await client[Symbol.asyncIterator]().next().catch(told);
+        await client.open();
+        await client.open().catch(told);
+        let refused = 0;
+        for (const audio of ["ab", undefined, null, {}, 5, [1]]) await client.send(audio).catch(() => refused++);
+        for (const audio of [new ArrayBuffer(2), new Int16Array(1), Buffer.alloc(2)]) await client.send(audio);
+        client.close();
+        await client.open().catch(told);
+        console.log(refused);
+    """
+    assert await run(program, lively_server.url) == [
+        "StreamError the client is not open",
+        "StreamError the client is open already",
+        "StreamError the client was closed",
+        "6",
+    ]
+
+
 async def test_calls_that_overlap_are_sent_in_their_order():
     taken: list[bytes | str] = []
 

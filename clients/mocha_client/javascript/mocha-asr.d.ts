@@ -128,18 +128,19 @@ export class StreamingClient implements AsyncIterable<StreamEvent> {
   readonly waitingBytes: number;
   /** Whether the connection was lost and is being replaced. */
   readonly reconnecting: boolean;
-  /** Connect; resolves once the server admits the stream. Rejects with StreamError. */
+  /** Connect; resolves once the server admits the stream. Rejects with StreamError, also where it is open already. */
   open(): Promise<Ready>;
   /**
    * Send audio, cut anywhere; waits while the server is behind or away. Calls that overlap, `finish` too, are sent in
-   * their order. Rejects with StreamError, also once the stream has ended.
+   * their order. Rejects with StreamError, also before `open` and once the stream has ended; with TypeError for what is no
+   * audio.
    */
   send(audio: ArrayBuffer | ArrayBufferView): Promise<void>;
   /** No more audio: the server emits the rest, then `end`. Rejects with StreamError, also once the stream has ended. */
   finish(): Promise<void>;
   /** Close the connection, finished or not. */
   close(): void;
-  /** Events until `end`, the last, and none after it; throws StreamError. */
+  /** Events until `end`, the last, and none after it; throws StreamError, also before `open`. */
   [Symbol.asyncIterator](): AsyncGenerator<StreamEvent, void, void>;
 }
 

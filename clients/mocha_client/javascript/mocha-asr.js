@@ -152,11 +152,14 @@ export class StreamingClient {
   get reconnecting() { return this.#restoring !== null; }
 
   async open() {
+    if (this.#failure || this.#socket) throw this.#failure ?? new StreamError("the client is open already");
     await this.#connect();
     return this.ready;
   }
 
   async send(audio) {
+    if (!ArrayBuffer.isView(audio) && !Object.prototype.toString.call(audio).endsWith("ArrayBuffer]"))
+      throw new TypeError("audio is an ArrayBuffer or a view of one");
     const all = ArrayBuffer.isView(audio)
       ? new Uint8Array(audio.buffer, audio.byteOffset, audio.byteLength) : new Uint8Array(audio);
     await this.#inTurn(async () => {
@@ -196,6 +199,7 @@ export class StreamingClient {
       }
       if (this.#ended) return; // its end was read before
       if (this.#failure) throw this.#failure;
+      if (!this.#socket) throw new StreamError("the client is not open");
       this.#news ??= new Promise((resolve) => (this.#wake = resolve));
       await this.#news;
       this.#news = null;
