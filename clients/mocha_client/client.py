@@ -166,7 +166,7 @@ class StreamingClient:
 
     async def transcribe(self, pieces: AsyncIterable[bytes]) -> AsyncIterator[Event]:
         """Send `pieces`, finish, and give events meanwhile. What `pieces` raises is raised here."""
-        broken: list[Exception] = []
+        broken: list[BaseException] = []
 
         async def feed() -> None:
             try:
@@ -175,7 +175,9 @@ class StreamingClient:
                 await self.finish()
             except ClientError:
                 return  # the server closed the stream; the events below say why
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if feeder.cancelling():  # below
+                    raise
                 broken.append(error)
                 await self._close("the audio cannot be read")
 

@@ -1,11 +1,13 @@
 """Our client and the command line, as a user runs them, against a real server."""
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,29 @@ async def test_streaming_client(lively_server: Any, clip: NDArray[np.int16], exp
     assert isinstance(events[-1], End)
     assert " ".join(e.text for e in events if isinstance(e, Segment)) == expected
     assert "".join(e.delta for e in events if isinstance(e, Text)).strip() == expected
+
+
+@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
+async def test_what_a_source_raises_is_raised(lively_server: Any, error: type[BaseException]):
+    async def broken() -> AsyncIterator[bytes]:
+        yield bytes(2)
+        raise error
+
+    async with StreamingClient(lively_server.url) as client, asyncio.timeout(10):
+        with pytest.raises(error):
+            _ = [event async for event in client.transcribe(broken())]
+
+
+async def test_who_listens_no_longer_may_go_on(lively_server: Any, clip: NDArray[np.int16]):
+    async def pieces() -> AsyncIterator[bytes]:
+        yield clip.tobytes()
+        await asyncio.sleep(60)
+
+    async with StreamingClient(lively_server.url) as client, asyncio.timeout(10):
+        async with contextlib.aclosing(client.transcribe(pieces())) as events:
+            await anext(events)
+        await client.finish()
+        assert isinstance([event async for event in client][-1], End)
 
 
 def test_plain_function(lively_server: Any, clip: NDArray[np.int16], expected: str):
