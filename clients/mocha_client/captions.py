@@ -49,5 +49,9 @@ class Captions:
             text, start, end = " ".join(w.word for w in words), words[0].start, words[-1].end
             still_open = self._written(Segment(segment=0, text=text, start=start, end=end, words=words))
         part = self._path.with_name(f"{self._path.name}.part")
-        part.write_text("\n".join([*self._format.head, *self._closed, *still_open]), encoding="utf-8")
-        os.replace(part, self._path)
+        try:
+            part.write_text("\n".join([*self._format.head, *self._closed, *still_open]), encoding="utf-8")
+            os.replace(part, self._path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise

@@ -70,9 +70,12 @@ def main() -> None:
         sys.argv = [f"mocha-asr {asked}", *sys.argv[2:]]
         app()
     else:
-        print("Usage: mocha-asr COMMAND ...   (mocha-asr COMMAND --help explains one)\n")
-        for name in sorted(commands):
-            print(f"  {name:<14}{SUMMARIES.get(name, '')}")
+        lines = ["Usage: mocha-asr COMMAND ...   (mocha-asr COMMAND --help explains one)\n"]
+        lines += [f"  {name:<14}{SUMMARIES.get(name, '')}" for name in sorted(commands)]
+        try:
+            print("\n".join(lines), flush=True)
+        except BrokenPipeError:  # nobody reads on
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is written at the exit
         if asked not in ("--help", "-h"):
             _complain(f"no such command: {asked}")
             raise SystemExit(2)
@@ -118,14 +121,21 @@ def stream(
         if microphone:
             view = MicrophoneView(console) if console.is_terminal and not as_json else _view(as_json)
             asyncio.run(_stream(microphone_pieces(chunk_ms), start, url, view, captions))
+        failed = False
         for path in files or []:
             interrupted = asyncio.Event()
             pieces = raw_pieces(path, chunk_ms, start) if encoding else decoded_pieces(path, chunk_ms)
             given = read_aside(pieces, interrupted)
             paced = _paced(given, piece_bytes(start, 1000), interrupted) if realtime else given
-            asyncio.run(_stream(paced, start, url, _view(as_json), captions))
+            try:
+                asyncio.run(_stream(paced, start, url, _view(as_json), captions))
+            except SourceError as error:
+                _complain(error)
+                failed = True
             if interrupted.is_set():
                 raise typer.Exit(INTERRUPTED)
+        if failed:
+            raise typer.Exit(1)
     except (ClientError, SourceError, OSError) as error:
         _complain(error)
         raise typer.Exit(1) from error

@@ -70,7 +70,9 @@ def raw_pieces(path: str, chunk_ms: int, start: Start) -> Iterator[bytes]:
 
 
 def _standard_input() -> BinaryIO:
-    """Unbuffered: a read gives what is there instead of waiting for all that was asked."""
+    """Unbuffered: a read gives what is there instead of waiting for all that was asked. Raises OSError."""
+    if sys.stdin is None:
+        raise OSError("standard input is closed")
     return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
 
 

@@ -145,8 +145,13 @@ def transcribe(
                 _complain(f"{path}: {error}")
                 failed = True
                 continue
-            sys.stdout.write(_render(path, segments, output))
-            sys.stdout.flush()
+            try:
+                sys.stdout.write(_render(path, segments, output))
+                sys.stdout.flush()
+            except OSError as error:
+                _complain(f"standard output: {error.strerror}")
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is written at the exit
+                raise typer.Exit(1) from error
     if failed:
         raise typer.Exit(1)
 

@@ -67,8 +67,11 @@ def test_refused_streams_are_errors(make_server: Any, lively: Recognizer, manife
     assert code == 1 and report["errors"] == 2 and "server_full" in report["error_messages"][0]
 
 
-def test_no_server_and_no_speech(manifest: Path, tmp_path: Path):
+def test_no_server_and_no_speech(lively_server: Any, manifest: Path, tmp_path: Path):
     options = ("--seconds", "1", "--clips", "1", "--manifest")
+    realtime = f"{lively_server.http}/v1/realtime"
+    other = CliRunner().invoke(APP, [*options, str(manifest), "--url", realtime])
+    assert other.exit_code == 1 and "not /v1/stream of a mocha-asr server" in other.output
     nobody = CliRunner().invoke(APP, [*options, str(manifest), "--url", "ws://127.0.0.1:1/v1/stream"])
     assert nobody.exit_code == 1 and "error:" in nobody.output
     nothing = CliRunner().invoke(APP, [*options, str(tmp_path / "none.jsonl")])

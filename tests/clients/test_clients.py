@@ -181,6 +181,8 @@ def test_stream_command_explains_what_is_wrong(lively_server: Any, tmp_path: Pat
     assert b"no mocha-asr server" in run("stream", CLIP, "--url", "ws://127.0.0.1:9/x").stderr
     done = run("stream", str(tmp_path / "missing.wav"), "--url", lively_server.url)
     assert done.returncode == 1 and b"missing.wav" in done.stderr and not done.stdout
+    done = run("stream", str(tmp_path / "missing.wav"), CLIP, "--url", lively_server.url)
+    assert done.returncode == 1 and b"missing.wav" in done.stderr and done.stdout.strip()  # as far as that can be
     (tmp_path / "speech.raw").write_bytes(bytes(32_000))
     for path, stdin in ((str(tmp_path / "speech.raw"), None), ("-", bytes(32_000)), ("-", b"")):
         done = run("stream", path, "--url", lively_server.url, stdin=stdin)
@@ -194,6 +196,20 @@ def test_stream_command_explains_what_is_wrong(lively_server: Any, tmp_path: Pat
     at_its_end = run("stream", "-", "--url", lively_server.url, stdin=M4A.read_bytes())
     assert at_its_end.returncode == 1 and b"cannot be read from a pipe" in at_its_end.stderr
     assert run("stream", str(M4A), "--url", lively_server.url).stdout.strip()
+
+
+def test_closed_pipes_and_full_disks_are_one_line(lively_server: Any):
+    def shell(command: str) -> bytes:
+        command = f"{Path(sys.executable).with_name('mocha-asr')} {command}"
+        return subprocess.run(command, shell=True, capture_output=True, timeout=120, check=False).stderr
+
+    assert shell(f"stream - --encoding mulaw --url {lively_server.url} <&-") == (
+        b"error: -: cannot be read (standard input is closed)\n"
+    )
+    assert shell("--help | true") == b""
+    if Path("/dev/full").exists():
+        told = shell(f"transcribe {CLIP} --beam 0 >/dev/full").strip()
+        assert told == b"error: standard output: No space left on device"
 
 
 def test_transcribe_reads_the_files_that_it_can(tmp_path: Path):

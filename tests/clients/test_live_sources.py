@@ -236,6 +236,13 @@ def test_captions_are_valid_after_every_event(lively_server: Any, clip: NDArray[
     assert valid_captions(path) == said.strip()
 
 
+def test_captions_that_cannot_be_written_leave_nothing(tmp_path: Path):
+    (tmp_path / "taken.srt").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        Captions(tmp_path / "taken.srt", 0.04)
+    assert [path.name for path in tmp_path.iterdir()] == ["taken.srt"]
+
+
 @pytest.mark.parametrize("suffix", [".srt", ".vtt"])
 def test_cues_are_of_bounded_length_and_numbered_from_one_across_segments(tmp_path: Path, suffix: str):
     path = tmp_path / f"many{suffix}"

@@ -120,7 +120,7 @@ class LoadStream(asyncio.Protocol):
 
     def _heard(self, data: bytes, now: float) -> None:
         message = orjson.loads(data)
-        kind = message["type"]
+        kind = message.get("type")
         if kind == "text":
             self._text(message["characters"], now)
         elif kind == "ready":
@@ -132,8 +132,11 @@ class LoadStream(asyncio.Protocol):
             expected = self._clip.expected
             self.measured.mismatch = expected is not None and self.characters != expected
             self._end()
-        elif kind == "error" and message["fatal"]:
-            self._end(error=f"{message['code']}: {message['message']}")
+        elif kind == "error" and "fatal" in message:
+            if message["fatal"]:
+                self._end(error=f"{message['code']}: {message['message']}")
+        elif kind != "segment":
+            self._end(error="this is not /v1/stream of a mocha-asr server")
 
     def _text(self, characters: Sequence[dict[str, object]], now: float) -> None:
         measured, piece_s = self.measured, self._clip.piece_ms / 1000
