@@ -116,10 +116,8 @@ class StreamingClient:
         self._finishing = self._ended = self._restoring = False
         self._deadline: float | None = None  # set while connections are lost without text in between
         self._stands_since: float | None = None  # a connection with which nothing is wrong
-        self._calling, self._called = (
-            0,
-            asyncio.Event(),
-        )  # `send` and `finish` under way; that there is one, or `_close`
+        self._calling = 0  # `send` and `finish` that are under way
+        self._called = asyncio.Event()  # that there is one of them, or `_close`
         self._idle: ClientError | None = None  # the server's, raised unless somebody sends again
         self._silent_s = SILENT_S
         self._lock = asyncio.Lock()  # held by whoever receives or restores
