@@ -473,7 +473,7 @@ async def test_who_is_cancelled_while_audio_is_sent_again_leaves_no_gap():
         await connection.send(READY.model_dump_json())
         if mine == 1:  # lost once much has come
             num_bytes = 0
-            while num_bytes < 20_000_000:
+            while num_bytes < 23_950_000:  # the rest is less than sockets hold
                 num_bytes += len(await connection.recv())
             connection.transport.abort()
             return
