@@ -18,10 +18,11 @@ FROM python:3.11-slim
 RUN apt-get update && apt-get install -y --no-install-recommends espeak-ng && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/mocha /opt/mocha
 ENV PATH=/opt/mocha/bin:$PATH MOCHA_HOST=0.0.0.0 MOCHA_PORT=8000 PYTHONUNBUFFERED=1
-RUN useradd --system --no-create-home mocha
+RUN useradd --system --no-create-home --uid 10001 mocha
 # Large uploads are spooled to it, also where the rest of the file system is read-only.
 VOLUME /tmp
-USER mocha
+# By number, as Kubernetes wants to see that it is not root.
+USER 10001
 EXPOSE 8000
 # Another port is MOCHA_PORT, or one of the host's: `-p 2700:8000`.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=30s CMD \

@@ -8,6 +8,7 @@ setup: .venv/.ready
 
 # TORCH_INDEX: PyTorch's own index of CPU wheels, which are far smaller than the usual ones; its install page names it.
 .venv/.ready: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "needs Python 3.11 or later: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(if $(TORCH_INDEX),$(BIN)/pip install "torch==2.11.*" "torchaudio==2.11.*" --index-url $(TORCH_INDEX))
 	$(BIN)/pip install -e ".[dev]"

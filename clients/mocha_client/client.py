@@ -38,6 +38,7 @@ from mocha_server.messages import (
 
 DEFAULT_URL = "ws://localhost:8000/v1/stream"
 Event = Text | Segment | End | Reconnected
+NATIVE = urlsplit(DEFAULT_URL).path
 PIECE_BYTES = 1 << 16  # of audio in one message; servers refuse messages without bound
 ON_WAY_BYTES = 1 << 17  # in the buffer of the system: minutes of audio there could be more than is kept
 CLOSE_S = 1.0  # that a server has to answer that a connection is closed
@@ -59,7 +60,7 @@ class ClientError(RuntimeError):
 
 
 def endpoint(url: str) -> str:
-    """The native endpoint of a server, given that or the address of its page, as in ``http://localhost:8000``.
+    """The native endpoint of a server, given that or the address of its page, as in ``http://localhost:8000`` or ``https://host/prefix/``.
 
     Raises ClientError if `url` is no address.
     """
@@ -73,7 +74,9 @@ def endpoint(url: str) -> str:
         raise ClientError(
             f"{url} is not the address of a server: it begins with http:// or ws://, or https:// or wss://"
         )
-    path = parts.path if parts.path.strip("/") else urlsplit(DEFAULT_URL).path
+    path = parts.path or "/"
+    if parts.scheme in ("http", "https") or path == "/":  # of the page, which may lie below a prefix
+        path = path.removesuffix("/").removesuffix(NATIVE) + NATIVE
     return parts._replace(scheme=scheme, path=path).geturl()
 
 

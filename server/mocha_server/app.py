@@ -81,8 +81,8 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
         # Its clients act on whole transcripts, so it is worth more to them to be right than to be early.
         async with wyoming.listening(files, settings) as app.state.wyoming_port:
             yield
-        for engine in engines:
-            engine.stop()
+        # Beside the event loop, on which those whose files are being read are told meanwhile.
+        await asyncio.gather(*(asyncio.to_thread(engine.stop) for engine in engines))
 
     app = FastAPI(title="mocha-asr", version=version("mocha-asr"), lifespan=lifespan)
     app.state.metrics = metrics

@@ -66,6 +66,9 @@ def serve(
     except ValidationError as error:
         _complain(f"{explain(error)} (see the options of serve and MOCHA_... variables)")
         raise typer.Exit(1) from error
+    if settings.wyoming_port == 0:
+        _complain("0 is no port for Wyoming clients; without a number it is off")
+        raise typer.Exit(1)
     if settings.wyoming_port:
         if settings.wyoming_port == settings.port:
             _complain(f"{settings.port} cannot be the port of both HTTP and Wyoming clients")

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 MOST_BYTES = 1 << 28  # of memory that decoding a file may take
 MOST_S = 10  # of computing that its next block may take
 IN_MEMORY_BYTES = 1 << 20  # of files that are not written to a disk for this
+READY = b"+"
 RATE = struct.Struct("=I")
 SAMPLES, REFUSED, END = b"s", b"r", b"e"
 HEADER = struct.Struct("=cI")  # what follows, and how many bytes of it
@@ -67,11 +68,13 @@ async def in_threads(blocks: Iterator[Samples]) -> AsyncGenerator[Samples, None]
 
 
 async def _next(answers: asyncio.StreamReader) -> bytes:
-    """Some float32 samples, none at the end; raises AudioError."""
+    """Some float32 samples, none at the end; raises AudioError, or EngineError."""
     try:
         kind, num_bytes = HEADER.unpack(await answers.readexactly(HEADER.size))
         content = await answers.readexactly(num_bytes)
     except asyncio.IncompleteReadError:
+        if not _helpers.has_begun():
+            raise EngineError(ErrorCode.INTERNAL, "the server cannot decode files") from None
         raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, "the file breaks its decoder") from None
     if kind == REFUSED:
         code, _, why = content.decode().partition(" ")
@@ -110,16 +113,23 @@ class _Helper:
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
+        self._begun = False
         path = os.pathsep.join(filter(None, sys.path))
         environment = os.environ | {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}  # threads do not outlive a fork
         with theirs:
-            command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+            command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno())]  # not from where it is started
             fds = [theirs.fileno()]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=fds)
 
     def send(self, request: bytes, descriptors: list[int]) -> None:
         """Have a file decoded: what it is read from, and what its samples are written to. Raises OSError."""
         socket.send_fds(self._socket, [request], descriptors)
+
+    def has_begun(self) -> bool:
+        """Whether it got as far as to take requests."""
+        with suppress(OSError):
+            self._begun = self._begun or self._socket.recv(1) == READY
+        return self._begun
 
     def close(self) -> None:
         """End it; what it has begun to decode goes on."""
@@ -146,6 +156,11 @@ class _Helpers:
             self._helper = _Helper()
             self._helper.send(request, descriptors)
 
+    def has_begun(self) -> bool:
+        """As `_Helper.has_begun`."""
+        with self._lock:
+            return self._helper is not None and self._helper.has_begun()
+
     def close(self) -> None:
         """End it, if there is one."""
         if self._helper is not None:
@@ -161,6 +176,7 @@ def _serve(requests: socket.socket) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):  # meant for the server; children leave nothing
         signal.signal(number, signal.SIG_IGN)
     gc.freeze()
+    requests.send(READY)
     while True:
         request, descriptors, _, _ = socket.recv_fds(requests, RATE.size, 2)
         if not request:

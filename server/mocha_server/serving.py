@@ -6,7 +6,6 @@ No routes, no model.
 import asyncio
 import gc
 import logging
-import multiprocessing
 import os
 import signal
 import socket
@@ -263,9 +262,11 @@ def server(app: FastAPI, started: Callable[[], None] = lambda: None) -> uvicorn.
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The socket to serve from; raises OSError if the address cannot be used."""
+    """The socket to serve from, of both families for `::`; raises OSError if the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return Listener(fileno=socket.create_server((host, port), family=family, backlog=BACKLOG).detach())
+    both = host == "::" and socket.has_dualstack_ipv6()
+    served = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+    return Listener(fileno=served.detach())
 
 
 def allow_many_files() -> None:
@@ -289,10 +290,17 @@ def run(app: FastAPI, listener: socket.socket, workers: int, started: Callable[[
     if workers == 1:
         server(app, started).run([listener])
         return
-    first = multiprocessing.get_context("fork").Lock()  # which it never gives back
+    told, untold = os.pipe()
+    os.set_blocking(told, False)
+    os.write(untold, b"+")  # for the first to take
+
+    def tell() -> None:
+        with suppress(BlockingIOError):
+            os.read(told, 1)
+            started()
 
     def serve(place: int, handed: Handed) -> None:
         app.state.metrics.become(place)
-        server(app, lambda: started() if first.acquire(block=False) else None).run([handed])
+        server(app, tell).run([handed])
 
     Workers(workers, listener, serve).run()

@@ -15,13 +15,14 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="MOCHA_", env_ignore_empty=True, frozen=True)
 
-    host: str = Field("127.0.0.1", min_length=1, description="address to listen at")
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen at; `::` is all, of IPv4 too")
     port: int = Field(8000, ge=0, le=65535, description="TCP port of everything but Wyoming")
     wyoming_port: int | None = Field(None, ge=0, le=65535, description="TCP port for Wyoming clients; off if not given")
     model: Path | None = Field(None, description="checkpoint; the bundled one if not given")
     max_streams: int = Field(
         512,
         ge=1,
+        le=100_000,
         description="live streams at once, in all workers (uploads too if `MOCHA_FILE_BEAM=0`); more are refused",
     )
     file_beam: int = Field(

@@ -127,7 +127,10 @@ async def test_the_address_of_the_page_will_do(lively_server: Any, path: str):
     [
         ("https://example.org", "wss://example.org/v1/stream"),
         ("https://example.org/asr/v1/stream?key=1", "wss://example.org/asr/v1/stream?key=1"),
+        ("https://example.org/asr/", "wss://example.org/asr/v1/stream"),
+        ("http://example.org/asr?key=1", "ws://example.org/asr/v1/stream?key=1"),
         ("ws://[::1]:8000/v1/stream", "ws://[::1]:8000/v1/stream"),
+        ("ws://localhost:2700/other", "ws://localhost:2700/other"),
     ],
 )
 def test_endpoints(given: str, expected: str):
@@ -257,9 +260,12 @@ def test_a_server_that_cannot_serve_says_why_and_nothing_else(monkeypatch: pytes
     assert done.returncode == 1 and done.stderr.startswith(b"error: live_patience_ms: at least 252 for this model")
 
 
-def test_one_port_cannot_be_that_of_two_protocols():
+def test_one_port_cannot_be_that_of_two_protocols(monkeypatch: pytest.MonkeyPatch):
     done = run("serve", "--port", "8125", "--wyoming-port", "8125")
     assert done.returncode == 1 and b"both HTTP and Wyoming" in done.stderr and b"Traceback" not in done.stderr
+    monkeypatch.setenv("MOCHA_WYOMING_PORT", "0")
+    done = run("serve", "--port", "8125")
+    assert done.returncode == 1 and b"0 is no port for Wyoming" in done.stderr and b"Traceback" not in done.stderr
 
 
 def test_stream_never_loads_torch():

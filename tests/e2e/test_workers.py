@@ -1,12 +1,14 @@
 """Several processes on one port, as an operator starts them."""
 
 import asyncio
+import io
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+import wave
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
@@ -127,6 +129,22 @@ async def test_a_connection_goes_to_the_worker_with_the_fewest(place: tuple[subp
             for _ in range(3):
                 await more.enter_async_context(StreamingClient(url))
             assert held() == (6, 6)
+
+
+@pytest.mark.parametrize("place", [GREEDY], indirect=True, ids=["greedy"])
+async def test_whose_file_is_being_read_when_the_server_ends_is_told(place: tuple[subprocess.Popen[bytes], int]):
+    process, port = place
+    hour = io.BytesIO()
+    with wave.open(hour, "wb") as file:
+        file.setparams((1, 2, 8_000, 0, "NONE", ""))
+        file.writeframes(bytes(2 * 8_000 * 3600))
+    where = f"http://127.0.0.1:{port}/v1/audio/transcriptions"
+    async with httpx.AsyncClient(timeout=60) as client:
+        asking = asyncio.create_task(client.post(where, files={"file": ("hour.wav", hour)}))
+        await asyncio.to_thread(until, lambda: streams(port) == 1)
+        process.terminate()
+        answer = await asking
+    assert answer.status_code == 503 and "the server stops" in answer.text
 
 
 def test_workers_of_which_none_can_begin_are_not_started_again_for_ever():

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mocha_server import audio
+from mocha_server import audio, decoding
 from mocha_server.audio import AudioError, Samples, decode_file
 from mocha_server.decoding import IN_MEMORY_BYTES, decode_apart
 from mocha_server.messages import ErrorCode
@@ -147,6 +147,24 @@ async def main():
 for _ in sys.stdin:
     asyncio.run(main())
 """
+
+
+async def test_a_helper_that_cannot_begin_is_no_fault_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(decoding, "_helpers", decoding._Helpers())
+    (broken := tmp_path / "python").write_text("#!/bin/sh\nsleep 0.5\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    with pytest.raises(EngineError, match="cannot decode files"):
+        await heard(io.BytesIO(silence(1)))
+    decoding._helpers.close()
+
+
+async def test_the_helper_runs_nothing_of_where_it_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "av.py").write_text("raise RuntimeError")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(decoding, "_helpers", decoding._Helpers())
+    assert len(await heard(io.BytesIO(silence(1)))) == RATE
+    decoding._helpers.close()
 
 
 async def test_without_free_descriptors_the_server_is_full_for_the_moment():

@@ -416,3 +416,10 @@ def test_a_server_that_does_not_serve_yet_ends_at_once(number: int):
         finally:
             server.kill()
     assert server.returncode == -number and not errors
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6 and IPv4 on one socket")
+def test_one_address_for_both_families():
+    with serving.listen("::", 0) as listener:
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, listener.getsockname()[1])).close()

@@ -76,8 +76,9 @@ class Corpus:
 
 def cache_directory() -> Path:
     """Where decoded corpora are kept: $MOCHA_CACHE or the user's cache directory."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mocha-asr"
-    return Path(os.environ.get("MOCHA_CACHE", default))
+    if given := os.environ.get("MOCHA_CACHE"):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mocha-asr"
 
 
 def load_corpus(manifest: Path, cache: Path | None = None, units: Units = "characters") -> Corpus:

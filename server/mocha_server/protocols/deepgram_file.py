@@ -26,7 +26,15 @@ IN_MEMORY_BYTES = 1 << 20
 JSON = {"content-type": "application/json"}
 
 
-@router.post("/v1/listen")
+@router.post(
+    "/v1/listen",
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+)
 async def listen_file(request: Request) -> Response:
     """Transcribe the audio file that is the body; query parameters as in Deepgram's API."""
     engine: Engine = request.app.state.file_engine
