@@ -220,7 +220,11 @@ async def listening(engine: Engine, settings: Settings) -> AsyncIterator[int | N
 
     together = settings.workers > 1 or None
     server = await asyncio.start_server(
-        serve, settings.host, settings.wyoming_port, limit=MAX_LINE_BYTES, reuse_port=together
+        serve,
+        None if settings.host == "::" else settings.host,
+        settings.wyoming_port,
+        limit=MAX_LINE_BYTES,
+        reuse_port=together,
     )
     try:
         yield server.sockets[0].getsockname()[1]
