@@ -69,7 +69,7 @@ def test_refused_streams_are_errors(make_server: Any, lively: Recognizer, manife
 
 def test_no_server_and_no_speech(lively_server: Any, manifest: Path, tmp_path: Path):
     options = ("--seconds", "1", "--clips", "1", "--manifest")
-    realtime = f"{lively_server.http}/v1/realtime"
+    realtime = lively_server.url.replace("stream", "realtime")
     other = CliRunner().invoke(APP, [*options, str(manifest), "--url", realtime])
     assert other.exit_code == 1 and "not /v1/stream of a mocha-asr server" in other.output
     nobody = CliRunner().invoke(APP, [*options, str(manifest), "--url", "ws://127.0.0.1:1/v1/stream"])

@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+import typer
 from numpy.typing import NDArray
 from websockets.asyncio.server import ServerConnection, serve
 
@@ -22,6 +23,7 @@ from mocha_client import client as streaming
 from mocha_client.client import ClientError, StreamingClient, endpoint, transcribe_stream
 from mocha_model.emissions import text_of
 from mocha_model.recognizer import Recognizer
+from mocha_server import cli as server_cli
 from mocha_server.messages import Character, End, Error, ErrorCode, Ready, Segment, Text
 
 CLIP = str(Path(__file__).parents[1] / "fixtures" / "weather.wav")
@@ -143,7 +145,10 @@ def test_endpoints(given: str, expected: str):
 def test_what_is_no_address_is_a_typed_error(given: str):
     with pytest.raises(ClientError, match="not the address of a server"):
         StreamingClient(given)
-    done = run("bench", "--url", given)
+
+
+def test_commands_say_that_it_is_no_address():
+    done = run("bench", "--url", "nonsense")
     assert done.returncode == 1 and b"not the address of a server" in done.stderr and b"Traceback" not in done.stderr
 
 
@@ -260,12 +265,12 @@ def test_a_server_that_cannot_serve_says_why_and_nothing_else(monkeypatch: pytes
     assert done.returncode == 1 and done.stderr.startswith(b"error: live_patience_ms: at least 252 for this model")
 
 
-def test_one_port_cannot_be_that_of_two_protocols(monkeypatch: pytest.MonkeyPatch):
-    done = run("serve", "--port", "8125", "--wyoming-port", "8125")
-    assert done.returncode == 1 and b"both HTTP and Wyoming" in done.stderr and b"Traceback" not in done.stderr
-    monkeypatch.setenv("MOCHA_WYOMING_PORT", "0")
-    done = run("serve", "--port", "8125")
-    assert done.returncode == 1 and b"0 is no port for Wyoming" in done.stderr and b"Traceback" not in done.stderr
+def test_one_port_cannot_be_that_of_two_protocols(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    for port, why in (("8125", "both HTTP and Wyoming"), ("0", "0 is no port for Wyoming")):
+        monkeypatch.setenv("MOCHA_WYOMING_PORT", port)
+        with pytest.raises(typer.Exit):
+            server_cli.serve(port=8125)
+        assert why in capsys.readouterr().err
 
 
 def test_stream_never_loads_torch():

@@ -98,7 +98,9 @@ async def test_workers_share_port_and_capacity_and_are_replaced(
 
 
 @pytest.mark.parametrize("place", [GREEDY], indirect=True, ids=["greedy"])
-async def test_a_connection_goes_to_the_worker_with_the_fewest(place: tuple[subprocess.Popen[bytes], int]):
+async def test_a_connection_goes_to_the_worker_with_the_fewest_and_a_file_is_told_of_the_end(
+    place: tuple[subprocess.Popen[bytes], int],
+):
     process, port = place
     url = f"ws://127.0.0.1:{port}/v1/stream"
     one, other = set(servers(port)) - {process.pid}
@@ -129,11 +131,12 @@ async def test_a_connection_goes_to_the_worker_with_the_fewest(place: tuple[subp
             for _ in range(3):
                 await more.enter_async_context(StreamingClient(url))
             assert held() == (6, 6)
+    until(lambda: streams(port) == 0)
+    await a_file_is_told_of_the_end(process, port)
 
 
-@pytest.mark.parametrize("place", [GREEDY], indirect=True, ids=["greedy"])
-async def test_whose_file_is_being_read_when_the_server_ends_is_told(place: tuple[subprocess.Popen[bytes], int]):
-    process, port = place
+async def a_file_is_told_of_the_end(process: subprocess.Popen[bytes], port: int) -> None:
+    """Whose file is being read when the server ends has an answer."""
     hour = io.BytesIO()
     with wave.open(hour, "wb") as file:
         file.setparams((1, 2, 8_000, 0, "NONE", ""))
