@@ -6,10 +6,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from pydantic import ValidationError
@@ -121,20 +121,16 @@ def stream(
         if microphone:
             view = MicrophoneView(console) if console.is_terminal and not as_json else _view(as_json)
             asyncio.run(_stream(microphone_pieces(chunk_ms), start, url, view, captions))
-        failed = False
+        heard = []
         for path in files or []:
             interrupted = asyncio.Event()
             pieces = raw_pieces(path, chunk_ms, start) if encoding else decoded_pieces(path, chunk_ms)
             given = read_aside(pieces, interrupted)
             paced = _paced(given, piece_bytes(start, 1000), interrupted) if realtime else given
-            try:
-                asyncio.run(_stream(paced, start, url, _view(as_json), captions))
-            except SourceError as error:
-                _complain(error)
-                failed = True
+            heard.append(_is_heard(_stream(paced, start, url, _view(as_json), captions)))
             if interrupted.is_set():
                 raise typer.Exit(INTERRUPTED)
-        if failed:
+        if not all(heard):
             raise typer.Exit(1)
     except (ClientError, SourceError, OSError) as error:
         _complain(error)
@@ -166,6 +162,16 @@ async def _paced(pieces: AsyncIterator[bytes], bytes_per_s: int, interrupted: as
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(interrupted.wait(), max(0.0, began + num_bytes / bytes_per_s - time.monotonic()))
         yield piece
+
+
+def _is_heard(streaming: Coroutine[Any, Any, None]) -> bool:
+    """Whether what is streamed could be read; else it is told why not."""
+    try:
+        asyncio.run(streaming)
+    except SourceError as error:
+        _complain(error)
+        return False
+    return True
 
 
 async def _stream(pieces: AsyncIterator[bytes], start: Start, url: str, view: View, captions: Path | None) -> None:

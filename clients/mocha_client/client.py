@@ -10,18 +10,16 @@ A lost connection is replaced by a new one; `continuity` says what that means fo
 """
 
 import asyncio
-import socket as sockets
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Literal
-from urllib.parse import urlsplit
 
 from pydantic import ValidationError
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidProxy, InvalidURI
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
 
+from mocha_client.connection import CLOSE_S, DEFAULT_URL, ClientError, connected, endpoint
 from mocha_client.continuity import Continuity, Reconnected
 from mocha_server.messages import (
     Encoding,
@@ -36,48 +34,14 @@ from mocha_server.messages import (
     server_messages,
 )
 
-DEFAULT_URL = "ws://localhost:8000/v1/stream"
+__all__ = ["DEFAULT_URL", "ClientError", "Event", "StreamingClient", "endpoint", "transcribe_stream"]
+
 Event = Text | Segment | End | Reconnected
-NATIVE = urlsplit(DEFAULT_URL).path
 PIECE_BYTES = 1 << 16  # of audio in one message; servers refuse messages without bound
-ON_WAY_BYTES = 1 << 17  # in the buffer of the system: minutes of audio there could be more than is kept
-CLOSE_S = 1.0  # that a server has to answer that a connection is closed
-READY_S = 10.0  # that a server has to admit a stream once it is connected
 PASSING = (ErrorCode.SERVER_FULL, ErrorCode.INTERNAL)  # errors after which a new connection may succeed
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0  # between attempts to connect again; doubled each time
 STOOD_S = 5.0  # a connection lost after so long is a loss of its own, not one attempt more
-STALLED_MS = 30_000  # a connection that takes nothing for so long is lost, where the system can tell (Linux)
 SILENT_S = 60.0  # after `finish`, a connection that brings nothing for so long is lost; doubled each time
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
-
-class ClientError(RuntimeError):
-    """The stream cannot go on; `code` is the server's, or None where the server was not reached."""
-
-    def __init__(self, message: str, code: ErrorCode | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-def endpoint(url: str) -> str:
-    """The native endpoint of a server, given that or the address of its page, as in ``http://localhost:8000`` or ``https://host/prefix/``.
-
-    Raises ClientError if `url` is no address.
-    """
-    try:
-        parts = urlsplit(url)
-        _ = parts.port  # which is not looked at before
-    except ValueError as error:
-        raise ClientError(f"{url} is not the address of a server ({error})") from error
-    scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
-    if scheme not in ("ws", "wss"):
-        raise ClientError(
-            f"{url} is not the address of a server: it begins with http:// or ws://, or https:// or wss://"
-        )
-    path = parts.path or "/"
-    if parts.scheme in ("http", "https") or path == "/":  # of the page, which may lie below a prefix
-        path = path.removesuffix("/").removesuffix(NATIVE) + NATIVE
-    return parts._replace(scheme=scheme, path=path).geturl()
 
 
 class StreamingClient:
@@ -221,43 +185,10 @@ class StreamingClient:
 
     async def _connect(self) -> ClientConnection:
         """A connection on which a session has begun; raises ClientError."""
-        try:
-            # No proxy stands between a machine and itself, whatever the environment says.
-            proxy: Literal[True] | None = None if urlsplit(self.url).hostname in LOOPBACK else True
-            # A server that paces us reads our pings, and answers them, behind the audio before them: that may be long.
-            socket = await connect(self.url, max_size=2**24, ping_timeout=None, close_timeout=CLOSE_S, proxy=proxy)
-            plain = socket.transport.get_extra_info("socket")
-            plain.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, ON_WAY_BYTES)
-            if hasattr(sockets, "TCP_USER_TIMEOUT"):
-                plain.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_USER_TIMEOUT, STALLED_MS)
-        except (OSError, InvalidHandshake, InvalidURI, InvalidProxy, ImportError, TimeoutError, ValueError) as error:
-            raise ClientError(f"no mocha-asr server answers at {self.url} ({error})") from error
-        try:
-            first = await self._greet(socket)
-        except BaseException:
-            await socket.close()
-            raise
-        self.ready = first
+        socket, self.ready = await connected(self.url, self._start)
         self._stands_since = asyncio.get_running_loop().time()
-        self._continuity.ready(first)
+        self._continuity.ready(self.ready)
         return socket
-
-    async def _greet(self, socket: ClientConnection) -> Ready:
-        """Begin a session on a new connection; raises ClientError."""
-        try:
-            async with asyncio.timeout(READY_S):
-                with suppress(ConnectionClosed):  # a server that refuses the stream has said why
-                    await socket.send(self._start.model_dump_json(exclude_none=True))
-                first = server_messages.validate_json(await socket.recv())
-        except ConnectionClosed as error:
-            raise ClientError("the server closed the connection before the stream began") from error
-        except (TimeoutError, ValidationError) as error:
-            raise ClientError(f"{self.url} does not answer as /v1/stream of a mocha-asr server") from error
-        if isinstance(first, Error):
-            raise ClientError(first.message, first.code)
-        if not isinstance(first, Ready):
-            raise ClientError("the server did not begin with a ready message")
-        return first
 
     def _check(self) -> None:
         if self._failure or self._ended:

@@ -55,7 +55,7 @@ async def decode_apart(file: IO[bytes], to_rate: int) -> AsyncGenerator[Samples,
         lambda: asyncio.StreamReaderProtocol(answers), pipe
     )
     try:
-        while samples := await _next(answers):
+        while (samples := await _next(answers)) is not None:
             yield np.frombuffer(samples, np.float32)
     finally:
         transport.close()
@@ -67,19 +67,19 @@ async def in_threads(blocks: Iterator[Samples]) -> AsyncGenerator[Samples, None]
         yield block
 
 
-async def _next(answers: asyncio.StreamReader) -> bytes:
-    """Some float32 samples, none at the end; raises AudioError, or EngineError."""
+async def _next(answers: asyncio.StreamReader) -> bytes | None:
+    """Some float32 samples, None at the end; raises AudioError, or EngineError."""
     try:
         kind, num_bytes = HEADER.unpack(await answers.readexactly(HEADER.size))
         content = await answers.readexactly(num_bytes)
     except asyncio.IncompleteReadError:
-        if not _helpers.has_begun():
+        if not _helper.has_begun():
             raise EngineError(ErrorCode.INTERNAL, "the server cannot decode files") from None
         raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, "the file breaks its decoder") from None
     if kind == REFUSED:
         code, _, why = content.decode().partition(" ")
         raise AudioError(ErrorCode(code), why)
-    return content
+    return content if kind == SAMPLES else None
 
 
 def _asked(file: IO[bytes], to_rate: int) -> IO[bytes]:
@@ -89,7 +89,7 @@ def _asked(file: IO[bytes], to_rate: int) -> IO[bytes]:
             reading, writing = os.pipe()
             answers = open(reading, "rb", buffering=0)  # noqa: SIM115
             with open(writing, "wb") as written:
-                _helpers.send(RATE.pack(to_rate), [read.fileno(), written.fileno()])
+                _helper.send(RATE.pack(to_rate), [read.fileno(), written.fileno()])
             return answers
     except OSError as error:
         log.error("a file could not be given to a process that decodes it: %s", error)
@@ -108,67 +108,56 @@ def _descriptor(file: IO[bytes]) -> int:
 
 
 class _Helper:
-    """The process that forks; it ends when it is closed, or its server ends."""
+    """The process that forks, started when it is first needed; if it died, or stands still, another takes its place.
+
+    It ends when it is closed, or its server ends.
+    """
 
     def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair()
-        self._socket.setblocking(False)
+        self._lock = Lock()
+        self._socket: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._begun = False
+
+    def send(self, request: bytes, descriptors: list[int]) -> None:
+        """Have a file decoded: what it is read from, and what its samples are written to. Raises OSError."""
+        with self._lock:
+            if self._socket is not None:
+                with suppress(OSError):
+                    socket.send_fds(self._socket, [request], descriptors)
+                    return
+                self.close()
+            self._socket = self._started()
+            socket.send_fds(self._socket, [request], descriptors)
+
+    def has_begun(self) -> bool:
+        """Whether it got as far as to take requests."""
+        with self._lock, suppress(OSError):
+            self._begun = self._begun or (self._socket is not None and self._socket.recv(1) == READY)
+        return self._begun
+
+    def close(self) -> None:
+        """End it, if there is one; what it has begun to decode goes on."""
+        if self._socket is not None and self._process is not None:
+            self._socket.close()
+            self._process.kill()
+            self._process.wait()
+
+    def _started(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
         path = os.pathsep.join(filter(None, sys.path))
         environment = os.environ | {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}  # threads do not outlive a fork
         with theirs:
             command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno())]  # not from where it is started
             fds = [theirs.fileno()]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=fds)
-
-    def send(self, request: bytes, descriptors: list[int]) -> None:
-        """Have a file decoded: what it is read from, and what its samples are written to. Raises OSError."""
-        socket.send_fds(self._socket, [request], descriptors)
-
-    def has_begun(self) -> bool:
-        """Whether it got as far as to take requests."""
-        with suppress(OSError):
-            self._begun = self._begun or self._socket.recv(1) == READY
-        return self._begun
-
-    def close(self) -> None:
-        """End it; what it has begun to decode goes on."""
-        self._socket.close()
-        self._process.kill()
-        self._process.wait()
+        self._begun = False
+        return ours
 
 
-class _Helpers:
-    """One helper, started when it is first needed; if it died, or stands still, another takes its place."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._helper: _Helper | None = None
-
-    def send(self, request: bytes, descriptors: list[int]) -> None:
-        """As `_Helper.send`."""
-        with self._lock:
-            if self._helper is not None:
-                with suppress(OSError):
-                    self._helper.send(request, descriptors)
-                    return
-                self._helper.close()
-            self._helper = _Helper()
-            self._helper.send(request, descriptors)
-
-    def has_begun(self) -> bool:
-        """As `_Helper.has_begun`."""
-        with self._lock:
-            return self._helper is not None and self._helper.has_begun()
-
-    def close(self) -> None:
-        """End it, if there is one."""
-        if self._helper is not None:
-            self._helper.close()
-
-
-_helpers = _Helpers()
-atexit.register(_helpers.close)
+_helper = _Helper()
+atexit.register(_helper.close)
 
 
 def _serve(requests: socket.socket) -> None:

@@ -19,7 +19,7 @@ import typer
 from numpy.typing import NDArray
 from websockets.asyncio.server import ServerConnection, serve
 
-from mocha_client import client as streaming
+from mocha_client import connection
 from mocha_client.client import ClientError, StreamingClient, endpoint, transcribe_stream
 from mocha_model.emissions import text_of
 from mocha_model.recognizer import Recognizer
@@ -102,7 +102,7 @@ async def test_a_full_server_says_so(make_server: Any, lively: Recognizer):
 
 @pytest.mark.parametrize("path", ["/v1/realtime", "/v1/listen?encoding=linear16&sample_rate=16000"])
 async def test_another_protocol_is_no_server_of_ours(lively_server: Any, path: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(streaming, "READY_S", 0.5)  # Deepgram's answers nothing
+    monkeypatch.setattr(connection, "READY_S", 0.5)  # Deepgram's answers nothing
     with pytest.raises(ClientError, match=r"does not answer as /v1/stream"):
         await StreamingClient(lively_server.url.removesuffix("/v1/stream") + path).__aenter__()
 

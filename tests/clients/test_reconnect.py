@@ -16,6 +16,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from mocha_client import client as streaming
+from mocha_client import connection
 from mocha_client.client import ClientError, Event, StreamingClient
 from mocha_client.continuity import Continuity, Reconnected
 from mocha_model.recognizer import Recognizer
@@ -115,7 +116,7 @@ async def test_another_server_takes_over_when_one_stops(
 async def test_a_connection_that_takes_nothing_any_more_is_replaced(
     lively_server: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(streaming, "STALLED_MS", 1000)
+    monkeypatch.setattr(connection, "STALLED_MS", 1000)
     async with Proxy(lively_server.port, stall_after=100_000) as proxy, StreamingClient(proxy.url) as client:
         sending = asyncio.create_task(client.send(bytes(1 << 26)))  # more than sockets hold on their way
         async for event in client:

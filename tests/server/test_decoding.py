@@ -150,21 +150,21 @@ for _ in sys.stdin:
 
 
 async def test_a_helper_that_cannot_begin_is_no_fault_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(decoding, "_helpers", decoding._Helpers())
+    monkeypatch.setattr(decoding, "_helper", decoding._Helper())
     (broken := tmp_path / "python").write_text("#!/bin/sh\nsleep 0.5\n")
     broken.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(broken))
     with pytest.raises(EngineError, match="cannot decode files"):
         await heard(io.BytesIO(silence(1)))
-    decoding._helpers.close()
+    decoding._helper.close()
 
 
 async def test_the_helper_runs_nothing_of_where_it_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "av.py").write_text("raise RuntimeError")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(decoding, "_helpers", decoding._Helpers())
+    monkeypatch.setattr(decoding, "_helper", decoding._Helper())
     assert len(await heard(io.BytesIO(silence(1)))) == RATE
-    decoding._helpers.close()
+    decoding._helper.close()
 
 
 async def test_without_free_descriptors_the_server_is_full_for_the_moment():

@@ -20,6 +20,7 @@ from mocha_training.augment import Augmenter
 from mocha_training.data import Corpus
 from mocha_training.manifests import Utterance
 from mocha_training.recipes import plain
+from mocha_training.run_directory import numbered
 from mocha_training.trainer import Trainer, TrainingError
 from tests.training.made_up import said, tones
 
@@ -199,7 +200,9 @@ def test_a_run_that_ends_before_its_state_is_written_lacks_no_checkpoint(
     assert later.resume() and later.step == 0
     later.step = 3
     later.save()
-    assert [path.name for path in later._saved()] == ["step-000003.safetensors"], "no later one stands for this run"
+    assert [path.name for path in numbered(later.directory, later.step)] == ["step-000003.safetensors"], (
+        "no later one stands for this run"
+    )
 
 
 @pytest.mark.parametrize("name", ["last.pt", "final.safetensors"])

@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,6 @@ from rich.progress import Progress
 
 from mocha_model.allocator import keep_memory
 from mocha_model.checkpoint import CheckpointError, calibrate_checkpoint, load_checkpoint
-from mocha_model.config import SAMPLE_RATE
 from mocha_model.language import LanguageModelError, WordLanguageModel
 from mocha_model.pronunciation import PronunciationError
 from mocha_model.recognizer import LIVE_CAUTION, LIVE_THRESHOLD
@@ -40,6 +40,8 @@ from mocha_training.word_lstm import WordLSTMConfig, train_word_lstm
 console = Console(stderr=True)
 
 MOST_PREFIXES = 4096  # of a search: what is kept of each grows with their number
+_from_0 = partial(typer.Option, min=0)
+_prefixes = partial(typer.Option, min=0, max=MOST_PREFIXES)
 UNUSABLE = (CorpusError, CheckpointError, LanguageModelError, OSError)  # files that are read or written
 
 HeldOut = Annotated[
@@ -116,13 +118,14 @@ def train(
     keep_memory()
     try:
         device = _joined(device)
-        config = _configured(recipe, changes).changed(settings or ())
+        config = recipes.configured(recipe, changes).changed(settings or ())
         if init is not None:
             refuse_beside_model(mechanism, chunk_width, settings or ())
         elif not (out / "last.pt").is_file():
             refuse_without_model(config)
         corpus = _training_corpus(data, config)
-        noises, dev = _first(data, "noise", config.units), _some(_first(data, "dev", config.units), dev_utterances)
+        noises, dev = _first(data, "noise", config.units), _first(data, "dev", config.units)
+        dev = dev and dev.some(dev_utterances)
         start = first_model(config, corpus, mechanism, chunk_width) if init is None else started(init, config, preset)
         corpus, left_out = writable(corpus, start.tokenizer)
         points: Sequence[tuple[SplicePoint, ...]] = ()
@@ -140,14 +143,6 @@ def train(
         trainer.run()
     except (CheckpointError, TrainingError, OSError) as error:
         raise _fail(error) from error
-
-
-def _configured(recipe: str, changes: dict[str, Any]) -> TrainConfig:
-    """A recipe with what was given instead of its own; `steps` replaces its `epochs` too."""
-    if recipe not in recipes.RECIPES:
-        raise ValueError(f"no recipe {recipe!r}; there are {', '.join(recipes.RECIPES)}")
-    given = searches.given(changes | {"epochs": None if changes["steps"] is None else 0.0})
-    return TrainConfig.model_validate(recipes.RECIPES[recipe]().model_dump() | given)
 
 
 def _joined(device: str) -> str:
@@ -168,14 +163,6 @@ def _training_corpus(data: list[Path], config: TrainConfig) -> Corpus:
     return corpus
 
 
-def _some(dev: Corpus | None, count: int) -> Corpus | None:
-    """`count` utterances at random, always the same; None for none."""
-    if dev is None:
-        return None
-    chosen = np.random.default_rng(0).permutation(len(dev.utterances))[:count]
-    return dev.subset(sorted(chosen.tolist())) if len(chosen) else None
-
-
 def _first(directories: list[Path], split: str, units: Units) -> Corpus | None:
     """That split of the first directory that has it."""
     manifests = (find_manifest(directory, split) for directory in directories)
@@ -191,38 +178,22 @@ def evaluate(
     decoding: Annotated[
         Decoding | None, typer.Option(help="online (hard), or soft over whole recordings; online where possible")
     ] = None,
-    beam: Annotated[
-        int,
-        typer.Option(min=0, max=MOST_PREFIXES, help="hypotheses of beam search over the online process; 0 for none"),
-    ] = 0,
-    joint: Annotated[
-        int, typer.Option(min=0, max=MOST_PREFIXES, help="prefixes of joint search, for files and patience; 0: none")
-    ] = 0,
+    beam: Annotated[int, _prefixes(help="hypotheses of beam search over the online process; 0 for none")] = 0,
+    joint: Annotated[int, _prefixes(help="prefixes of joint search, for files and patience; 0: none")] = 0,
     settle: Annotated[bool, typer.Option(help="read greedily; joint search settles segments when they end")] = False,
-    patience: Annotated[int | None, typer.Option(min=0, help="most frames before a character is emitted")] = None,
-    caution: Annotated[
-        float | None, typer.Option(min=0, help=f"higher waits longer; live text: {LIVE_CAUTION}")
-    ] = None,
+    patience: Annotated[int | None, _from_0(help="most frames before a character is emitted")] = None,
+    caution: Annotated[float | None, _from_0(help=f"higher waits longer; live text: {LIVE_CAUTION}")] = None,
     threshold: Annotated[
-        float | None, typer.Option(min=0, help=f"pruning of either search; live text: {LIVE_THRESHOLD:.0f}")
+        float | None, _from_0(help=f"pruning of either search; live text: {LIVE_THRESHOLD:.0f}")
     ] = None,
     length_bonus: Annotated[float | None, typer.Option(help="bonus per symbol; joint: default the model's own")] = None,
-    selection_weight: Annotated[
-        float | None, typer.Option(min=0, help="weight of selecting or passing, in beam search")
-    ] = None,
+    selection_weight: Annotated[float | None, _from_0(help="weight of selecting or passing, in beam search")] = None,
     lm: Annotated[Path | None, typer.Option(help="language model of `train-lm`, for either; none if not given")] = None,
     lm_weight: Annotated[
-        float | None,
-        typer.Option(
-            min=0, help=f"weight of --lm; joint: default the model's own; beam: {searches.BEAM_LANGUAGE_WEIGHT}"
-        ),
+        float | None, _from_0(help=f"weight of --lm; joint: the model's own; beam: {searches.BEAM_LANGUAGE_WEIGHT}")
     ] = None,
-    prior_weight: Annotated[
-        float | None, typer.Option(min=0, help="weight of character priors; the model's own")
-    ] = None,
-    phone_weight: Annotated[
-        float | None, typer.Option(min=0, help="weight of how words sound; the model's own")
-    ] = None,
+    prior_weight: Annotated[float | None, _from_0(help="weight of character priors; the model's own")] = None,
+    phone_weight: Annotated[float | None, _from_0(help="weight of how words sound; the model's own")] = None,
     fold_phones: Annotated[bool, typer.Option(help="score TIMIT's phones as 39 classes; WER is then PER")] = False,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; the real-time factor is per these")] = 1,
 ) -> None:
@@ -393,8 +364,8 @@ def report(
         if not log.is_file():
             raise _fail(f"{log}: no such file; a run has it from its tenth step on")
         pictures.draw_losses(log, losses)
-        longest = pictures.LONGEST_S * SAMPLE_RATE
-        drawable = [i for i, u in enumerate(dev.utterances) if 20 < len(u.text) < 50 and u.num_samples <= longest]
+        fits = [20 < len(u.text) < 50 and pictures.has_room(u.num_samples) for u in dev.utterances]
+        drawable = [i for i, fit in enumerate(fits) if fit]
         chosen = {dev.utterances[i].corpus: i for i in reversed(drawable)}
         for number, index in enumerate(list(chosen.values())[:3], 1):
             audio, text = torch.from_numpy(dev.audio(index)), dev.utterances[index].text
@@ -415,7 +386,7 @@ def align(
         outputs.make_ready_for_picture(out)
         checkpoint = load_checkpoint(model)
         samples = torch.from_numpy(decode_audio(file.read_bytes(), str(file)).astype(np.float32) / 32768)
-        if len(samples) > pictures.LONGEST_S * SAMPLE_RATE:
+        if not pictures.has_room(len(samples)):
             raise CorpusError(f"{file}: longer than {pictures.LONGEST_S} s, which is too much for a picture")
         spoken = None if text is None else normalize_text(text, checkpoint.tokenizer.units)
         pictures.draw_alignment(checkpoint.model, checkpoint.tokenizer, samples, spoken).savefig(out, dpi=110)

@@ -52,6 +52,11 @@ class Corpus:
         """The same samples with only some of the utterances."""
         return Corpus(tuple(self.utterances[i] for i in indices), self.files)
 
+    def some(self, count: int) -> "Corpus | None":
+        """`count` utterances at random, always the same; None for none."""
+        chosen = np.random.default_rng(0).permutation(len(self.utterances))[:count]
+        return self.subset(sorted(chosen.tolist())) if len(chosen) else None
+
     @staticmethod
     def joined(corpora: Sequence["Corpus"]) -> "Corpus":
         """All utterances of several corpora."""

@@ -1,5 +1,6 @@
-"""Which parameters are learned how: Adam for all, or Muon for the matrices and Adam for the rest."""
+"""How parameters are learned: Adam for all, or Muon for the matrices and Adam for the rest; by which gradients."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -61,3 +62,17 @@ def _matrices(model: SpeechModel) -> list[nn.Parameter]:
 
 def _ids(parameters: Any) -> set[int]:
     return {id(p) for p in parameters}
+
+
+def average_gradients(parameters: Sequence[nn.Parameter], numbers: list[float], num_processes: int) -> list[float]:
+    """Average `numbers` and, in place, the gradients over all processes, in one exchange."""
+    if num_processes == 1:
+        return numbers
+    grads = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([g.flatten() for g in grads] + [torch.tensor(numbers, device=parameters[0].device)])
+    torch.distributed.all_reduce(flat)
+    flat /= num_processes
+    parts = torch.split(flat, [g.numel() for g in grads] + [len(numbers)])
+    for grad, part in zip(grads, parts, strict=False):
+        grad.copy_(part.view_as(grad))
+    return [float(x) for x in parts[-1]]

@@ -12,6 +12,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from mocha_model.config import SAMPLE_RATE
 from mocha_model.emissions import Emission
 from mocha_model.model import SpeechModel
 from mocha_model.offline import decode_softly
@@ -19,6 +20,11 @@ from mocha_model.recognizer import Recognizer
 from mocha_model.tokenizer import Tokenizer
 
 LONGEST_S = 60  # of a picture that can be read, and whose attention has room
+
+
+def has_room(num_samples: int) -> bool:
+    """Whether so long a recording can be drawn by `draw_alignment`."""
+    return num_samples <= LONGEST_S * SAMPLE_RATE
 
 
 @torch.no_grad()

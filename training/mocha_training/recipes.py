@@ -4,6 +4,7 @@ Those of the papers are in `paper_recipes`.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from mocha_training.augment import AugmentConfig
 from mocha_training.config import TrainConfig
@@ -320,3 +321,12 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "wsj_monotonic": wsj_monotonic,
     "wsj_mocha": wsj_mocha,
 }
+
+
+def configured(recipe: str, changes: dict[str, Any]) -> TrainConfig:
+    """A recipe with `changes` that are not None; `steps` replaces its `epochs` too. Raises ValueError."""
+    if recipe not in RECIPES:
+        raise ValueError(f"no recipe {recipe!r}; there are {', '.join(RECIPES)}")
+    given = {name: value for name, value in changes.items() if value is not None}
+    epochs = {} if changes["steps"] is None else {"epochs": 0.0}
+    return TrainConfig.model_validate(RECIPES[recipe]().model_dump() | given | epochs)

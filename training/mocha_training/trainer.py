@@ -8,12 +8,10 @@ of it; but how many steps fit in a second is the machine's, so two such runs are
 nothing of command lines.
 """
 
-import io
 import json
 import math
 import multiprocessing
 import os
-import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -25,12 +23,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
-from mocha_model.checkpoint import save_checkpoint, write_whole
-from mocha_model.config import SAMPLE_RATE
+from mocha_model.checkpoint import save_checkpoint
 from mocha_model.encoder import MaskedBatchNorm
 from mocha_model.model import SpeechModel
 from mocha_model.tokenizer import Tokenizer
-from mocha_training import losses, pictures
+from mocha_training import losses, pictures, run_directory
 from mocha_training.augment import Augmenter
 from mocha_training.average import average_checkpoints
 from mocha_training.batches import RunBatches
@@ -39,7 +36,7 @@ from mocha_training.config import TrainConfig
 from mocha_training.data import Batch, Corpus
 from mocha_training.denominator import character_trigrams, denominator
 from mocha_training.evaluate import evaluate_corpus
-from mocha_training.optimizers import make_optimizers
+from mocha_training.optimizers import average_gradients, make_optimizers
 from mocha_training.path import cross_entropy, path_losses
 from mocha_training.phone_branch import PhoneBranch
 from mocha_training.phones import fold_phones
@@ -172,7 +169,7 @@ class Trainer:
                 parts = self.losses(batch)
             loss = torch.stack([weight * value for weight, value in parts.values()]).sum()
             loss.backward()  # type: ignore[no-untyped-call]
-        elapsed, heard = self._average([self.seconds, batch.seconds])
+        elapsed, heard = average_gradients(self.parameters, [self.seconds, batch.seconds], self.world)
         norm = self._clip()
         if torch.isfinite(norm):
             self.spoiled = 0
@@ -213,19 +210,6 @@ class Trainer:
         """Whether the CTC head learns to read the memory without changing it, for segment ends and latencies."""
         return self.config.ctc_weight == 0 and self.progress >= self.config.ctc_only
 
-    def _average(self, numbers: list[float]) -> list[float]:
-        """Average `numbers` and, in place, the gradients over all processes, in one exchange."""
-        if self.world == 1:
-            return numbers
-        grads = [p.grad for p in self.parameters if p.grad is not None]
-        flat = torch.cat([g.flatten() for g in grads] + [torch.tensor(numbers, device=self.device)])
-        torch.distributed.all_reduce(flat)
-        flat /= self.world
-        parts = torch.split(flat, [g.numel() for g in grads] + [len(numbers)])
-        for grad, part in zip(grads, parts, strict=False):
-            grad.copy_(part.view_as(grad))
-        return [float(x) for x in parts[-1]]
-
     def losses(self, batch: Batch) -> dict[str, tuple[float, Tensor]]:
         """Each objective with its weight at the present progress."""
         c, model = self.config, self.model
@@ -240,10 +224,7 @@ class Trainer:
         log_probs = model.ctc_log_probs(memory.detach() if self._ctc_listens else memory)
         parts = {"ctc": (1.0, losses.ctc(log_probs, num_memory, batch.tokens, batch.num_tokens))}
         if c.consistency_weight:
-            parts["consistency"] = (
-                c.consistency_weight,
-                losses.consistency(log_probs, num_memory, batch.num_tokens),
-            )
+            parts["consistency"] = (c.consistency_weight, losses.consistency(log_probs, num_memory, batch.num_tokens))
         if self.trigrams is not None:
             rows = (num_memory, batch.tokens, batch.num_tokens)
             total = denominator(log_probs, *rows, self.trigrams, self.tokenizer.space_id)
@@ -325,7 +306,7 @@ class Trainer:
         """Dev figures, and alignment pictures of the first utterances in TensorBoard, long ones aside."""
         fold = fold_phones if self.config.fold_phones else str
         report, results = evaluate_corpus(self.model, self.tokenizer, dev, fold=fold)
-        short = [i for i, u in enumerate(dev.utterances) if u.num_samples <= pictures.LONGEST_S * SAMPLE_RATE]
+        short = [i for i, u in enumerate(dev.utterances) if pictures.has_room(u.num_samples)]
         for index in short[:3]:
             audio, text = torch.from_numpy(dev.audio(index)), dev.utterances[index].text
             figure = pictures.draw_alignment(self.model, self.tokenizer, audio, text)
@@ -357,16 +338,9 @@ class Trainer:
             "begun_with": self._begun_with(),
             "started_from": self.started_from,
         }
-        written = io.BytesIO()
-        torch.save(state, written)
-        write_whole(self.directory / "last.pt", written.getbuffer())
-        for old in self._saved()[: -self.config.average_last]:
+        run_directory.write_state(self.directory, state)
+        for old in run_directory.numbered(self.directory, self.step)[: -self.config.average_last]:
             old.unlink()
-
-    def _saved(self) -> list[Path]:
-        """The numbered checkpoints until now, oldest first; later ones are of a run that was killed as it wrote."""
-        found = {int(path.stem.split("-")[1]): path for path in self.directory.glob("step-*.safetensors")}
-        return [found[step] for step in sorted(found) if step <= self.step]
 
     def _begun_with(self) -> dict[str, Any]:
         """With its corpus, and as many processes too: an epoch has so many steps fewer."""
@@ -376,20 +350,14 @@ class Trainer:
 
     def resume(self) -> bool:
         """Go on from ``last.pt``, if there is one. Raises ValueError where that is of another run, and says why."""
-        path = self.directory / "last.pt"
-        if not path.is_file():
-            self._refuse_checkpoints()
+        path = self.directory / run_directory.LAST
+        if (state := run_directory.read_state(path, self.device)) is None:
             return False
-        try:
-            state = torch.load(path, map_location=self.device, weights_only=True)
-        except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
-            begin = "the run's last checkpoint can begin one in another directory"
-            raise ValueError(f"{path}: not a run's state, or truncated; {begin}") from error
         before = {"seed": state["seed"]} if "seed" in state else {}  # all that versions before wrote of it
         refuse_other(path, state.get("begun_with", before), self._begun_with())
         if self.started_from and state.get("started_from", self.started_from) != self.started_from:
             raise ValueError(f"{path}: the run was begun from another checkpoint. Another run needs another directory")
-        self._restore(path, state)
+        run_directory.restore(path, state, self.model, self.optimizers)
         self.step, self.epoch, self.batch_in_epoch = (int(n) for n in state["position"][:3])
         self.elapsed_s, self.heard_s = state["position"][3:]
         self.fewest_errors = state.get("fewest_errors", math.inf)
@@ -397,34 +365,11 @@ class Trainer:
         self.started_from = state.get("started_from", {})
         return True
 
-    def _refuse_checkpoints(self) -> None:
-        """Raise ValueError where another run has left some, which this one would average and remove."""
-        names = ("step-*", "best", "final")
-        if found := [path for name in names for path in sorted(self.directory.glob(f"{name}.safetensors"))]:
-            lacking = f"has {found[0].name} of a run, and no last.pt to go on from"
-            raise ValueError(f"{self.directory}: {lacking}. Another run needs another directory")
-
-    def _restore(self, path: Path, state: dict[str, Any]) -> None:
-        """Take weights and optimizers from `state`, which is that of `path`. Raises ValueError where they do not fit.
-
-        That they do not is only met in files of versions before; else `refuse_other` has seen it.
-        """
-        try:
-            self.model.load_state_dict(state["model"])
-        except RuntimeError as error:
-            raise ValueError(f"{path}: the run was begun with another network") from error
-        try:
-            for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
-                optimizer.load_state_dict(kept)
-        except ValueError as error:
-            other = "its optimizers are of other parameters, as in versions before"
-            begin = "the run's last checkpoint can begin one in another directory"
-            raise ValueError(f"{path}: {other}; {begin}") from error
-
     def finish(self) -> None:
         """Make ``final.safetensors``, compact: the best, or the last ones averaged (batch norm statistics too)."""
         best = self.directory / "best.safetensors"
-        chosen = [best] if self.config.final == "best" and best.is_file() else self._saved()
+        takes_best = self.config.final == "best" and best.is_file()
+        chosen = [best] if takes_best else run_directory.numbered(self.directory, self.step)
         average_checkpoints(chosen, self.directory / "final.safetensors")
         if self.writer:
             self.writer.close()

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.datastructures import QueryParams
 
 from mocha_server.audio import AudioError
-from mocha_server.decoding import decode_apart, in_threads
+from mocha_server.decoding import IN_MEMORY_BYTES, decode_apart, in_threads
 from mocha_server.engine import Engine
 from mocha_server.messages import ErrorCode, Segment
 from mocha_server.protocols.deepgram_options import OptionError, RawOptions, favoured, raw_options
@@ -22,7 +22,6 @@ from mocha_server.protocols.upload import Upload, UploadError, decode_raw, disca
 from mocha_server.stream import EngineError
 
 router = APIRouter()
-IN_MEMORY_BYTES = 1 << 20
 JSON = {"content-type": "application/json"}
 
 
