@@ -10,15 +10,17 @@ from typing import NamedTuple
 
 import torch
 from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.requests import ClientDisconnect
-from starlette.routing import Match
+from starlette.routing import Match, Route, WebSocketRoute
 from starlette.types import Scope
 
 from mocha_model.recognizer import Recognizer
 from mocha_server.engine import Engine, Limits
 from mocha_server.live_engines import LiveEngines
 from mocha_server.metrics import FILES, PATIENT, Metrics
+from mocha_server.openapi import DESCRIPTION, HEALTH, METRICS, add_page
 from mocha_server.protocols import (
     deepgram,
     deepgram_file,
@@ -39,6 +41,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+ADAPTERS = (native, openai_transcriptions, openai_realtime, deepgram, deepgram_file, vosk)
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 PAGE_HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -84,12 +87,21 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
         # Beside the event loop, on which those whose files are being read are told meanwhile.
         await asyncio.gather(*(asyncio.to_thread(engine.stop) for engine in engines))
 
-    app = FastAPI(title="mocha-asr", version=version("mocha-asr"), lifespan=lifespan)
+    app = FastAPI(
+        title="mocha-asr",
+        version=version("mocha-asr"),
+        description=DESCRIPTION,
+        servers=[{"url": "."}],  # beside the document, also below a proxy's prefix
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
     app.state.metrics = metrics
     app.add_exception_handler(ClientDisconnect, _gone)
-    for adapter in (native, openai_transcriptions, openai_realtime, deepgram, deepgram_file, vosk):
+    for adapter in ADAPTERS:
         app.include_router(adapter.router)
     app.include_router(router)
+    add_page(app)
     app.add_api_route("/v1/{path:path}", _nothing_there, methods=METHODS, include_in_schema=False)
     app.mount("/client", Page(packages=[("mocha_client", "javascript")]))
     app.mount("/", Page(directory=WEB, html=True))
@@ -103,16 +115,22 @@ async def _gone(_request: Request, _error: Exception) -> Response:
 
 async def _nothing_there(request: Request) -> Response:
     """What OpenAI's clients understand, where there is no such path, or not for this method."""
-    matches = (route.matches(request.scope)[0] for route in request.app.routes)
-    known = any(match is Match.PARTIAL for match in matches)
-    path = request.url.path
-    if known:
-        return RequestError(405, "method_not_allowed", f"{path} is not for {request.method}").response()
+    path, routes = request.url.path, [route for adapter in ADAPTERS for route in adapter.router.routes]
+    opening = {**request.scope, "type": "websocket"}
+    sockets = (route.matches(opening)[0] is Match.FULL for route in routes if isinstance(route, WebSocketRoute))
+    if request.method == "GET" and any(sockets):
+        why = f"{path} is a WebSocket: a proxy on the way must pass on the headers `Upgrade` and `Connection`"
+        return RequestError(426, "upgrade_required", why).response({"Upgrade": "websocket", "Connection": "Upgrade"})
+    same_path = [route for route in routes if route.matches(request.scope)[0] is Match.PARTIAL]
+    methods = sorted({name for route in same_path if isinstance(route, Route) for name in route.methods or ()})
+    if methods:
+        why = f"{path} is not for {request.method}"
+        return RequestError(405, "method_not_allowed", why).response({"Allow": ", ".join(methods)})
     return RequestError(404, "not_found", f"there is no {path}").response()
 
 
 @router.head("/health", include_in_schema=False)
-@router.get("/health")
+@router.get("/health", responses=HEALTH)
 async def health(request: Request, response: Response) -> dict[str, str | int]:
     """Whether the server takes streams and files (200, or 503), and how many live ones it has."""
     live: LiveEngines = request.app.state.live
@@ -127,7 +145,7 @@ async def health(request: Request, response: Response) -> dict[str, str | int]:
 
 
 @router.head("/metrics", include_in_schema=False)
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse, responses=METRICS)
 async def prometheus(request: Request) -> Response:
     """Prometheus' text format."""
     return Response(request.app.state.metrics.text(), media_type="text/plain; version=0.0.4")

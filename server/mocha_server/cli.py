@@ -1,5 +1,6 @@
 """The commands `serve` and `transcribe`. Reads options and prints; the work is elsewhere."""
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -59,6 +60,7 @@ def serve(
 
     More settings are MOCHA_... variables: docs/settings.md names all.
     """
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     given = {"host": host, "port": port, "wyoming_port": wyoming_port, "model": model, "max_streams": max_streams}
     given["workers"] = workers
     try:

@@ -250,6 +250,7 @@ def server(app: FastAPI, started: Callable[[], None] = lambda: None) -> uvicorn.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # a bad form is its client's to know, and is told
     config = uvicorn.Config(
         app,
+        log_config=None,  # whoever starts it says where and how to log
         log_level="warning",
         loop="asyncio",
         http=Http,

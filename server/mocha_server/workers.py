@@ -11,7 +11,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -77,7 +77,8 @@ class Handed(socket.socket):
 
     def listen(self, backlog: int = 0, /) -> None:
         """Say that the worker is ready; called when its event loop begins to accept."""
-        self.send(SIGN)
+        with suppress(OSError):  # there is nobody: `accept` finds out
+            self.send(SIGN)
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection; without the process that hands them over, this one ends too."""
@@ -167,10 +168,9 @@ class Workers:
             os._exit(status)  # nothing of the parent is this process's to clean up
 
     def _replace_dead(self) -> None:
-        now = time.monotonic()
-        for worker in list(self._workers):
-            pid, status = os.waitpid(worker.pid, os.WNOHANG)
-            if pid:
+        now, workers = time.monotonic(), {worker.pid: worker for worker in self._workers}
+        for pid, status in _dead():
+            if worker := workers.get(pid):
                 self._died += not self._served
                 self._stopping |= self._died >= self._count
                 then = "none has served yet" if self._stopping else "another takes its place"
@@ -216,3 +216,10 @@ class Workers:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self._stopping = True
+
+
+def _dead() -> Iterator[tuple[int, int]]:
+    """Which children have died, and their status; the first process of a container is given those of its workers."""
+    with suppress(ChildProcessError):  # there is none
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            yield found

@@ -159,6 +159,30 @@ def test_workers_of_which_none_can_begin_are_not_started_again_for_ever():
     assert done.returncode == 1 and "none has served yet" in done.stderr
 
 
+ORPHANS = """
+import ctypes, os, socket, time
+from mocha_server.workers import Workers
+
+def serve(place, handed):
+    if os.fork() == 0:
+        while os.getppid() != first:
+            time.sleep(0.01)
+        print(os.getpid(), flush=True)
+
+first = os.getpid()
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+Workers(1, socket.create_server(("127.0.0.1", 0)), serve).run()
+"""
+
+
+def test_the_first_process_of_a_container_reaps_what_dead_workers_leave():
+    with subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as first:
+        assert first.stdout
+        orphan = int(first.stdout.readline())
+        until(lambda: not Path(f"/proc/{orphan}").exists())
+        first.kill()
+
+
 @pytest.mark.parametrize("place", [GREEDY], indirect=True, ids=["greedy"])
 def test_workers_end_with_the_process_that_started_them(place: tuple[subprocess.Popen[bytes], int]):
     process, port = place

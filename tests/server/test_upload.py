@@ -328,15 +328,20 @@ def test_bad_requests(lively_server: Any):
 
 
 def test_other_paths_and_methods_get_openai_errors(lively_server: Any):
-    for method, path, status in (
-        ("GET", "/v1/audio/transcriptions", 405),
-        ("POST", "/v1/models", 405),
-        ("POST", "/v1/audio/transcriptions/", 404),
-        ("POST", "/v1/chat/completions", 404),
-        ("GET", "/v1/nothing", 404),
+    for method, path, status, headers in (
+        ("GET", "/v1/audio/transcriptions", 405, {"allow": "POST"}),
+        ("PUT", "/v1/listen", 405, {"allow": "POST"}),
+        ("POST", "/v1/models", 405, {"allow": "GET"}),
+        ("GET", "/v1/listen", 426, {"upgrade": "websocket", "connection": "Upgrade"}),
+        ("GET", "/v1/stream", 426, {"upgrade": "websocket", "connection": "Upgrade"}),
+        ("POST", "/v1/stream", 404, {}),
+        ("POST", "/v1/audio/transcriptions/", 404, {}),
+        ("POST", "/v1/chat/completions", 404, {}),
+        ("GET", "/v1/nothing", 404, {}),
     ):
         response = httpx.request(method, lively_server.http + path)
         assert response.status_code == status, path
+        assert headers.items() <= dict(response.headers).items()
         assert (
             response.json()["error"]["type"] == "invalid_request_error" and path in response.json()["error"]["message"]
         )

@@ -16,6 +16,7 @@ from mocha_server.audio import AudioError
 from mocha_server.decoding import IN_MEMORY_BYTES, decode_apart, in_threads
 from mocha_server.engine import Engine
 from mocha_server.messages import ErrorCode, Segment
+from mocha_server.openapi import LISTEN, LISTEN_REQUEST
 from mocha_server.protocols.deepgram_options import OptionError, RawOptions, favoured, raw_options
 from mocha_server.protocols.deepgram_wire import alternative, metadata, model_info, refusal
 from mocha_server.protocols.upload import Upload, UploadError, decode_raw, discard, reading, told_of_the_end
@@ -25,15 +26,7 @@ router = APIRouter()
 JSON = {"content-type": "application/json"}
 
 
-@router.post(
-    "/v1/listen",
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-        }
-    },
-)
+@router.post("/v1/listen", openapi_extra=LISTEN_REQUEST, responses=LISTEN)
 async def listen_file(request: Request) -> Response:
     """Transcribe the audio file that is the body; query parameters as in Deepgram's API."""
     engine: Engine = request.app.state.file_engine

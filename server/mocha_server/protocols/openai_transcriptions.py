@@ -3,7 +3,7 @@
 import asyncio
 import math
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from mocha_server.decoding import decode_apart
 from mocha_server.engine import Engine
 from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import ErrorCode, Segment, phrase_lists
+from mocha_server.openapi import MODELS, ONE_MODEL, TRANSCRIPTIONS, transcription_form
 from mocha_server.protocols.upload import STOPS, Upload, UploadError, discard_form, limited, reading, told_of_the_end
 from mocha_server.session import explain
 from mocha_server.stream import EngineError
@@ -40,11 +41,11 @@ class RequestError(ValueError):
         super().__init__(message)
         self.status, self.code, self.param = status, code, param
 
-    def response(self) -> JSONResponse:
+    def response(self, headers: Mapping[str, str] | None = None) -> JSONResponse:
         """The error body of OpenAI's API."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        return JSONResponse({"error": error}, status_code=self.status)
+        return JSONResponse({"error": error}, status_code=self.status, headers=headers)
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def wanted_by(form: FormData) -> Wanted:
     return Wanted(file, name, frozenset(given or GRANULARITIES), stream, phrases)
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", responses=MODELS)
 async def models(request: Request) -> dict[str, Any]:
     """The one model of this server, and the names by which live streams ask for it with patience or without."""
     live: LiveEngines = request.app.state.live
@@ -89,7 +90,7 @@ async def models(request: Request) -> dict[str, Any]:
     return {"object": "list", "data": [_model(name) for name in names]}
 
 
-@router.get("/v1/models/{name}")
+@router.get("/v1/models/{name}", responses=ONE_MODEL)
 async def model(request: Request, name: str) -> Response:
     """One of them."""
     if name in [known["id"] for known in (await models(request))["data"]]:
@@ -103,29 +104,8 @@ def _model(name: str) -> dict[str, Any]:
 
 @router.post(
     "/v1/audio/transcriptions",
-    openapi_extra={
-        "requestBody": {
-            "content": {
-                "multipart/form-data": {
-                    "schema": {
-                        "type": "object",
-                        "required": ["file"],
-                        "properties": {
-                            "file": {"type": "string", "format": "binary"},
-                            "model": {"type": "string"},
-                            "response_format": {"type": "string", "enum": list(FORMATS)},
-                            "timestamp_granularities[]": {
-                                "type": "array",
-                                "items": {"type": "string", "enum": list(GRANULARITIES)},
-                            },
-                            "stream": {"type": "boolean"},
-                            "keywords[]": {"type": "array", "items": {"type": "string"}},
-                        },
-                    }
-                }
-            }
-        }
-    },
+    openapi_extra=transcription_form(FORMATS, GRANULARITIES),
+    responses=TRANSCRIPTIONS,
 )
 async def transcriptions(request: Request) -> Response:
     """Transcribe an audio file of any length; fields as in OpenAI's API, others are accepted and ignored."""
