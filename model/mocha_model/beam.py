@@ -20,8 +20,9 @@ from torch.nn.functional import logsigmoid
 from mocha_model.config import DecoderConfig
 from mocha_model.decoder import Decoder
 from mocha_model.encoder import RecurrentState
-from mocha_model.hypotheses import Hypotheses, append, flat_rows, split_rows
+from mocha_model.hypotheses import Hypotheses, append, best_of, flat_rows, split_rows
 from mocha_model.scorers import Fusion
+from mocha_model.search import Symbol
 from mocha_model.streaming import gather_rows, map_state, where_rows
 from mocha_model.tokenizer import Tokenizer
 from mocha_model.wide import Follower, WideSearch, WideState
@@ -97,8 +98,14 @@ class BeamSearch(WideSearch):
     def _follower(self, start: Tensor) -> tuple[()]:
         return ()
 
-    def _has_ended(self, hypotheses: OnlineHypotheses, best: Tensor) -> Tensor:
-        return hypotheses.ended.gather(1, best[:, None])[:, 0]
+    def _frame(
+        self, keys: Tensor, values: Tensor, labels: Tensor, state: WideState, symbols: list[Symbol], real: Tensor
+    ) -> WideState:
+        """As in `WideSearch`; segments end where the best hypothesis says so too."""
+        state = super()._frame(keys, values, labels, state, symbols, real)
+        best = best_of(state.hypotheses.score)
+        ended = state.hypotheses.ended.gather(1, best[:, None])[:, 0] & real
+        return self.close(ended, state, state.num_frames, symbols, keys, values) if ended.any() else state
 
     def _said(self, state: WideState, best: Tensor, count: Tensor, values: Tensor) -> tuple[Tensor, Tensor, tuple[()]]:
         row = torch.arange(len(best), device=best.device)

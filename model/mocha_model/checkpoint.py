@@ -36,11 +36,15 @@ class Checkpoint:
     """A model in evaluation mode with everything needed to use it."""
 
     model: SpeechModel
-    config: ModelConfig
     tokenizer: Tokenizer
     provenance: dict[str, Any]
     calibration: Calibration | None = None  # of the confidence of words read greedily
     file_calibration: Calibration | None = None  # of those read as files are
+
+    @property
+    def config(self) -> ModelConfig:
+        """What the model is built of."""
+        return self.model.config
 
 
 def save_checkpoint(
@@ -151,4 +155,4 @@ def load_checkpoint(path: str | Path | None = None, device: str = "cpu") -> Chec
             raise ValueError("there are weights that are no finite numbers")
     except (LookupError, TypeError, ValueError, RuntimeError) as error:  # ValidationError is a ValueError
         raise CheckpointError(f"{path}: its parts do not fit together ({error})") from error
-    return Checkpoint(model.to(torch.device(device)).eval(), config, tokenizer, provenance, *calibrations)
+    return Checkpoint(model.to(torch.device(device)).eval(), tokenizer, provenance, *calibrations)

@@ -22,7 +22,7 @@ from mocha_model.phrases import PhraseBook, Wording
 from mocha_model.pronounced import ASTRAY, LEAST_LOG_PROB, REACH, WordReader
 from mocha_model.scorers import Fusion
 from mocha_model.search import Symbol
-from mocha_model.streaming import gather_rows, map_state, scatter_rows, where_rows
+from mocha_model.streaming import gather_rows, map_state, scatter_rows
 from mocha_model.tokenizer import Tokenizer
 from mocha_model.wide import Follower, WideSearch, WideState
 
@@ -98,6 +98,8 @@ class JointSearch(WideSearch):
         words = fusion.words if fusion else None
         reach = REACH + 1 if words else 0
         super().__init__(decoder, config, space_id, width, patience, window, fusion, self.joint.caution, reach)
+        prior, device = self.fusion.prior, decoder.output.weight.device
+        self._prior = 0.0 if prior is None else prior.to(device)
 
     def keys_of(self, memory: Tensor, phones: Tensor | None = None) -> Tensor:
         """The phones' log-probabilities, if words are scored by them: the decoder projects what it attends to."""
@@ -126,9 +128,6 @@ class JointSearch(WideSearch):
         first = torch.full_like(start, Tokenizer.sos_id)
         return Follower(self.decoder.init_state(len(start)), first, start - 1, start.clone())
 
-    def _has_ended(self, hypotheses: Prefixes, best: Tensor) -> Tensor:
-        return torch.zeros_like(best, dtype=torch.bool)  # what the CTC branch heard has no end of its own
-
     def _finish(self, active: Prefixes, frames: Tensor) -> Prefixes:
         return active  # what the CTC branch heard is all there is
 
@@ -156,9 +155,8 @@ class JointSearch(WideSearch):
         """One frame: every prefix stays, or goes on by one symbol; the best `width` of each row."""
         log_posteriors = labels.float().log_softmax(dim=1)  # [B, V]
         heard = log_posteriors.exp()
-        prior = 0.0 if self.fusion.prior is None else self.fusion.prior.to(labels.device)
         active = self._level(active)
-        each = (log_posteriors - prior).repeat_interleave(self.width, 0)
+        each = (log_posteriors - self._prior).repeat_interleave(self.width, 0)
         reached = torch.logaddexp(active.blank, active.label)
         last = active.token[:, None]
         again = each.gather(1, last)
@@ -296,20 +294,19 @@ class JointSearch(WideSearch):
         self, rows: Tensor, state: WideState, frame: Tensor, symbols: list[Symbol], keys: Tensor, values: Tensor
     ) -> WideState:
         """As in `WideSearch`, of prefixes that may end a sentence here."""
-        h = state.hypotheses
-        if self.fusion.words and rows.any():
-            at = rows.nonzero()[:, 0]
+        at = rows.nonzero()[:, 0]
+        h: Prefixes = map_state(lambda x: x[at].flatten(0, 1), state.hypotheses)
+        score = h.score
+        if self.fusion.words and len(at):
             words, language = _asked(self.fusion)
-            ending: Prefixes = map_state(lambda x: x[at].flatten(0, 1), h)
-            newest, width = (state.num_frames - 1)[at].repeat_interleave(self.width), self.width
-            word, stream = language.unfinished(ending.scorers[0]), at.repeat_interleave(width)
-            named = self._phrases(ending.scorers, ended=False)
-            gain = words.close(ending.sounds, word, keys[:, -REACH:], stream, newest, named)
-            h = replace(h, score=h.score.index_add(0, at, gain.view(-1, width)))
-        worth = self.fusion.scores(map_state(lambda x: x.flatten(0, 1), h.scorers))
+            newest, stream = (x.repeat_interleave(self.width) for x in ((state.num_frames - 1)[at], at))
+            word, named = language.unfinished(h.scorers[0]), self._phrases(h.scorers, ended=False)
+            score = score + words.close(h.sounds, word, keys[:, -REACH:], stream, newest, named)
+        worth = self.fusion.scores(h.scorers)
         if isinstance(worth, Tensor):
-            h = replace(h, score=h.score + worth[:, Tokenizer.eos_id].view_as(h.score))
-        state = replace(state, hypotheses=where_rows(rows, h, state.hypotheses))
+            score = score + worth[:, Tokenizer.eos_id]
+        scores = state.hypotheses.score.index_copy(0, at, score.view(-1, self.width))
+        state = replace(state, hypotheses=replace(state.hypotheses, score=scores))
         return super().close(rows, state, frame, symbols, keys, values)
 
 

@@ -11,6 +11,7 @@ attention or audio.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch import Tensor
 from mocha_model.checkpoint import write_whole
 from mocha_model.prefix_tree import prefix_tree
 from mocha_model.pronounced import Lexicon
-from mocha_model.streaming import gather_rows, map_state, scatter_rows
+from mocha_model.streaming import gather_rows, map_state, with_rows
 from mocha_model.tokenizer import Tokenizer
 from mocha_model.word_counts import Table, WordCounts
 from mocha_model.word_lstm import END, OTHER, Recalled, WordLSTM
@@ -166,12 +167,18 @@ class WordLanguageModel:
 
     def init_state(self, batch_size: int, device: torch.device) -> LanguageState:
         """Before the first word of a sentence."""
-        zeros = torch.zeros(batch_size, dtype=torch.int64)
-        begin = self._after(zeros + self._start, zeros + self._start)
-        recalled = self.recurrent.lstm.init_state(batch_size) if self.recurrent else ()
-        words = (zeros, zeros + self._start, begin, zeros + self._space)
-        nothing = (zeros.float(), zeros.float(), zeros.float(), zeros[:, None])
-        return _to(device, self._with_scores(LanguageState(*words, *nothing, recalled)))
+        state: LanguageState = map_state(lambda x: x.repeat_interleave(batch_size, 0), self._beginning)
+        return _to(device, state)
+
+    @cached_property
+    def _beginning(self) -> LanguageState:
+        """Of one row, which others are copies of."""
+        zero = torch.zeros(1, dtype=torch.int64)
+        begin = self._after(zero + self._start, zero + self._start)
+        recalled = self.recurrent.lstm.init_state(1) if self.recurrent else ()
+        words = (zero, zero + self._start, begin, zero + self._space)
+        nothing = (zero.float(), zero.float(), zero.float(), zero[:, None])
+        return self._with_scores(LanguageState(*words, *nothing, recalled))
 
     def scores(self, state: LanguageState) -> Tensor:
         """Log-probabilities of the next character, [B, S] float32."""
@@ -201,10 +208,8 @@ class WordLanguageModel:
         """What the LSTM recalls when it has read `word` [B] in `rows`."""
         if not isinstance(before, Recalled) or not self.recurrent or not len(rows):
             return before
-        after: Recalled = map_state(torch.clone, before)
         read = self.recurrent.lstm.advance(gather_rows(before, rows), self._recurrent_number[word[rows]])
-        scatter_rows(after, rows, read)
-        return after
+        return with_rows(before, rows, read)
 
     def _with_scores(self, state: LanguageState) -> LanguageState:
         """`state` with its `next_scores`; blank has the score of an end of a word, and is never asked for."""

@@ -34,6 +34,8 @@ def _pronounce(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
         said = subprocess.run(command, input=text, capture_output=True, text=True, check=True, timeout=TIMEOUT_S).stdout
     except FileNotFoundError as error:
         raise PronunciationError("phones are what espeak-ng says: install the Debian package espeak-ng") from error
+    except OSError as error:
+        raise PronunciationError(f"espeak-ng cannot be started ({error.strerror})") from error
     except subprocess.CalledProcessError as error:
         raise PronunciationError(f"espeak-ng: {error.stderr.strip()}") from error
     except subprocess.TimeoutExpired as error:

@@ -187,10 +187,6 @@ class Recognizer:
         except OfflineModelError as error:
             raise CheckpointError(f"{path}: {error}") from error
 
-    def language(self, path: Path | None = None) -> WordLanguageModel | None:
-        """What `language_for` this recogniser's vocabulary gives, to be shared by several that search."""
-        return language_for(self.tokenizer, path)
-
     def searching(
         self, width: int, language: WordLanguageModel | None = None, patience_s: float | None = None
     ) -> "Recognizer":
@@ -316,9 +312,9 @@ class Recognizer:
         symbols, search = self._search.flush(rows, state.search)
         for row, more in enumerate(self._emissions(symbols, len(rows))):
             emissions[row] += more
-        fresh = self.init_state(len(rows))
+        features, encoder = self.model.features.init_state(len(rows)), self._encoder.init_state(len(rows))
         return emissions, RecognizerState(
-            where_rows(rows, fresh.features, state.features), where_rows(rows, fresh.encoder, state.encoder), search
+            where_rows(rows, features, state.features), where_rows(rows, encoder, state.encoder), search
         )
 
     def transcribe(self, samples: Tensor) -> list[Emission]:

@@ -66,7 +66,7 @@ class RevisedSearch:
             new = search.search_frame(*heard, labels[:, t], frame, new, symbols, real)
             events.settled(symbols, frame, Place.SETTLED)
             new = self._close(ends.after[:, t] & real, new, frame, events, Place.CLOSED_AFTER, heard)
-            settling = where_rows(real, new, settling)
+            settling = new if real.all() else where_rows(real, new, settling)
         return events.in_order(), RevisedState(live, search.kept(keys, values, num_valid, settling))
 
     def flush(self, rows: Tensor, state: RevisedState) -> tuple[list[Symbol], RevisedState]:

@@ -48,6 +48,12 @@ def scatter_rows(pool: State, index: Tensor, rows: State) -> None:
     map_state(lambda into, new: into.index_copy_(0, index, new), pool, rows)
 
 
+def with_rows(state: State, index: Tensor, rows: State) -> State:
+    """`state` with `rows` (K rows) in the place of its rows `index` [K] int64; a copy."""
+    replaced: State = map_state(lambda old, new: old.index_copy(0, index, new), state, rows)
+    return replaced
+
+
 def where_rows(rows: Tensor, chosen: State, other: State) -> State:
     """Row by row `chosen` where `rows` [B] bool is true, else `other`."""
 

@@ -20,7 +20,7 @@ from mocha_model.encoder import RecurrentState
 from mocha_model.hypotheses import MAX_UNSTABLE, best_of, flat_rows, forget_first, split_rows
 from mocha_model.scorers import Fusion
 from mocha_model.search import OfflineModelError, Symbol
-from mocha_model.streaming import map_state, take_ends, where_rows
+from mocha_model.streaming import gather_rows, map_state, take_ends, where_rows, with_rows
 from mocha_model.tokenizer import Tokenizer
 
 
@@ -109,10 +109,6 @@ class WideSearch(ABC):
     @abstractmethod
     def _finish(self, active: Any, frames: Tensor) -> Any:
         """Hypotheses [B W, ...] when the audio has ended."""
-
-    @abstractmethod
-    def _has_ended(self, hypotheses: Any, best: Tensor) -> Tensor:
-        """Rows [B] whose best hypothesis says that the sentence is over."""
 
     @abstractmethod
     def _said(self, state: WideState, best: Tensor, count: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Any]:
@@ -209,12 +205,7 @@ class WideSearch(ABC):
         ends = self.is_quiet(state, frame) & real
         if ends.any():
             state = self.close(ends, state, frame, symbols, keys, values)
-        state = self.search_frame(keys, values, labels, frame, state, symbols, real)
-        best = best_of(state.hypotheses.score)
-        finished = self._has_ended(state.hypotheses, best) & real
-        if finished.any():
-            state = self.close(finished, state, frame + 1, symbols, keys, values)
-        return state
+        return self.search_frame(keys, values, labels, frame, state, symbols, real)
 
     def hear(self, labels: Tensor, state: WideState) -> WideState:
         """Count one more frame, of which the CTC head says `labels` [B, V]."""
@@ -308,18 +299,16 @@ class WideSearch(ABC):
         is_open, last = state.open.clone(), state.last_shown.clone()
         q, weights, follower = self._said(state, best, count, values)
         for row in count.nonzero()[:, 0].tolist():
-            k, now = int(best[row]), int(state.num_frames[row]) - 1
-            for n in range(int(count[row])):
-                token, frame = int(h.tokens[row, k, n]), int(h.frames[row, k, n])
-                previous = int(last[row])
-                last[row] = token
-                if token == Tokenizer.eos_id or (
-                    token == self.space_id and (not is_open[row] or previous == self.space_id)
-                ):
-                    continue
-                is_open[row] = True
-                told = tuple(weights[row, n].tolist())
-                symbols.append(Symbol(row, token, frame, float(h.p[row, k, n]), float(q[row, n]), told, now))
+            k, n, now = int(best[row]), int(count[row]), int(state.num_frames[row]) - 1
+            shown, previous = bool(is_open[row]), int(last[row])
+            told = (x[:n].tolist() for x in (h.tokens[row, k], h.frames[row, k], h.p[row, k], q[row], weights[row]))
+            for token, frame, p, own_q, chunk in zip(*told, strict=True):
+                repeated = token == self.space_id and (not shown or previous == self.space_id)
+                previous = token
+                if token != Tokenizer.eos_id and not repeated:
+                    shown = True
+                    symbols.append(Symbol(row, token, frame, p, own_q, tuple(chunk), now))
+            is_open[row], last[row] = shown, previous
         return replace(state, open=is_open, last_shown=last, follower=follower)
 
     def close(
@@ -332,13 +321,15 @@ class WideSearch(ABC):
         best = best_of(state.hypotheses.score)
         state = self._tell(state, state.hypotheses.length.gather(1, best[:, None])[:, 0] * rows, symbols, values)
         for row in (rows & state.open).nonzero()[:, 0].tolist():
-            at, nowhere = int(frame[row]), (0.0,) * self.attention.chunk_width
-            symbols.append(Symbol(row, Tokenizer.eos_id, at, 0.0, 1.0, nowhere, at))
-        fresh = split_rows(self._fresh(frame, self._restarted(state)), self.width)
+            now, nowhere = int(frame[row]), (0.0,) * self.attention.chunk_width
+            symbols.append(Symbol(row, Tokenizer.eos_id, now, 0.0, 1.0, nowhere, now))
+        at = rows.nonzero()[:, 0]
+        scorers = self._restarted(gather_rows(state.hypotheses.scorers, at))
+        fresh = split_rows(self._fresh(frame[at], scorers), self.width)
         return replace(
             state,
-            hypotheses=where_rows(rows, fresh, state.hypotheses),
-            follower=where_rows(rows, self._follower(frame), state.follower),
+            hypotheses=with_rows(state.hypotheses, at, fresh),
+            follower=with_rows(state.follower, at, self._follower(frame[at])),
             open=state.open & ~rows,
             last_shown=torch.where(rows, Tokenizer.sos_id, state.last_shown),
         )
@@ -358,9 +349,9 @@ class WideSearch(ABC):
             finished = self._finish(flat_rows(state.hypotheses), frames)
         ready = replace(state, hypotheses=where_rows(rows & spoken, split_rows(finished, self.width), state.hypotheses))
         closed = self.close(rows & spoken, ready, last, symbols, state.keys, state.values)
-        return symbols, where_rows(rows, self.init_state(len(rows), self._restarted(state)), closed)
+        return symbols, where_rows(rows, self.init_state(len(rows), self._restarted(state.hypotheses.scorers)), closed)
 
-    def _restarted(self, state: WideState) -> tuple[Any, ...]:
-        """Scorers [B] before the first symbol of each stream's next segment."""
-        first: tuple[Any, ...] = map_state(lambda x: x[:, 0], state.hypotheses.scorers)
+    def _restarted(self, scorers: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Of `scorers` [R, W], what they are [R] before the first symbol of each stream's next segment."""
+        first: tuple[Any, ...] = map_state(lambda x: x[:, 0], scorers)
         return self.fusion.restart(first)

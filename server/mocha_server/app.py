@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route, WebSocketRoute
 from starlette.types import Scope
 
-from mocha_model.recognizer import Recognizer
+from mocha_model.recognizer import Recognizer, language_for
 from mocha_server.engine import Engine, Limits
 from mocha_server.live_engines import LiveEngines
 from mocha_server.metrics import FILES, PATIENT, Metrics
@@ -162,7 +162,7 @@ class _Readers(NamedTuple):
 def _readers(settings: Settings, recognizer: Recognizer) -> _Readers:
     """Searches with a language model, where the settings want them and the checkpoint has one."""
     files, live, final = settings.file_beam, settings.live_beam, settings.final_beam
-    language = recognizer.language(settings.language_model) if files or live or final else None
+    language = language_for(recognizer.tokenizer, settings.language_model) if files or live or final else None
     if language is None:
         return _Readers(recognizer)
     frame_ms = 1000 * recognizer.frame_samples / recognizer.sample_rate

@@ -174,7 +174,7 @@ class Engine:
         root = self.phrases.add(phrases)
         with self._lock:
             if stream.closed:
-                self._forgotten.append(root)
+                self._forget([root])
             else:
                 stream.old_phrases.append(stream.phrases)
                 stream.phrases = root
@@ -186,7 +186,7 @@ class Engine:
                 stream.closed = True
                 stream.blocks.clear()
                 self._ready.pop(stream.row, None)
-                self._forgotten += [stream.phrases, *stream.old_phrases]
+                self._forget([stream.phrases, *stream.old_phrases])
                 del self._streams[stream.row]
                 self._free.append(stream.row)
                 self.metrics.set_streams(len(self._streams))
@@ -262,6 +262,12 @@ class Engine:
         """Whether a step is due that others could only make later; the lock is held."""
         return any(place.buffered >= self._scheduler.largest for place in self._ready.values())
 
+    def _forget(self, roots: list[int]) -> None:
+        """What phrases have as `roots` is no stream's any more; the lock is held."""
+        self._forgotten += roots
+        if self._idle:
+            self._forget_phrases()
+
     def _forget_phrases(self) -> None:
         """Between two steps, when no row uses them; the lock is held."""
         forgotten, self._forgotten = self._forgotten, []
@@ -311,8 +317,9 @@ class Engine:
         if works[0].flush:  # then all of them
             rest, state = self._recognizer.flush(state, torch.ones(num_rows, dtype=torch.bool, device=device))
             emissions = [first + more for first, more in zip(emissions, rest, strict=True)]
-        # A row whose stream was closed meanwhile may be another's already: that one is fresh and resets it.
-        scatter_rows(self._pool, rows, first_rows(state, len(works)))
+        if not works[0].flush:  # after which a row is fresh
+            # A row whose stream was closed meanwhile may be another's already: that one is fresh and resets it.
+            scatter_rows(self._pool, rows, first_rows(state, len(works)))
         events: list[tuple[Stream, list[Item]]] = []
         for (stream, work, _), found in zip(taken, emissions, strict=False):
             if work.flush:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 SIZES = (1, 2, 4, *range(8, 32, 4), *range(32, 64, 8), *range(64, 128, 16), *range(128, 256, 32))  # rows of a step
 CUT_ROWS = 64  # with so many, the newest rows wait for the next step rather than fewer rows being padded to a size
 AHEAD_S = 1.0  # of real time; a live stream that is further ahead waits as a file does
+MAX_BESIDE_LIVE = 2  # files, and live streams far ahead of real time, in a step with other live ones
 MAX_ENDING = 64  # rows at their end in one step, each of which gets a tail of silence besides
 
 
@@ -59,7 +60,6 @@ class Scheduler:
         max_rows: most streams in one step; half as many for each doubling beyond two blocks, to bound its memory.
         head_start: samples by which the first block of a stream is shorter: it gives as many frames as the others,
             since a frame's window reaches beyond the frame by less than a frame.
-        max_files_beside_live: most streams in a step, beside live ones, that are files or far ahead of real time.
 
     """
 
@@ -67,7 +67,6 @@ class Scheduler:
     largest: int
     max_rows: int
     head_start: int = 0
-    max_files_beside_live: int = 2
 
     def takes(self) -> list[int]:
         """Samples that a step may take of each row, except of rows at their end."""
@@ -87,21 +86,22 @@ class Scheduler:
         """Whether there is something to do for a stream."""
         return c.ending or self._whole(c) > 0
 
-    def choose(self, candidates: Iterable[Candidate], now: float) -> list[Work]:
-        """The next batch, possibly empty; `now` is the time by the clock of their `due`."""
-        ready = sorted((c for c in candidates if self.is_ready(c)), key=lambda c: c.due)
-        if not ready:
+    def choose(self, ready: Iterable[Candidate], now: float) -> list[Work]:
+        """The next batch of those that are `ready`, empty if none is; `now` is the time by the clock of their `due`."""
+        live: list[Candidate] = []
+        others: list[Candidate] = []
+        for c in sorted(ready, key=lambda c: c.due):
+            (live if c.live and c.due <= now + AHEAD_S else others).append(c)
+        if not (first := next(iter(live or others), None)):
             return []
-        live = [c for c in ready if c.live and c.due <= now + AHEAD_S]
-        others = [c for c in ready if not (c.live and c.due <= now + AHEAD_S)]
-        first = (live or others)[0]
         kind = self._kind(first)
         batch = [c for c in live if self._kind(c) == kind]
-        batch += [c for c in others if self._kind(c) == kind][: self.max_files_beside_live if live else None]
+        batch += [c for c in others if self._kind(c) == kind][: MAX_BESIDE_LIVE if live else None]
         if self._at_end(first):
             return [Work(c.key, c.buffered, True, c.fresh) for c in batch[: self._rows(0, len(batch))]]
-        take = self._take([self._whole(c) for c in batch])
-        batch = [c for c in batch if self._whole(c) >= take]
+        wholes = [self._whole(c) for c in batch]
+        take = self._take(wholes)
+        batch = [c for c, whole in zip(batch, wholes, strict=True) if whole >= take]
         return [Work(c.key, take - self._shorter(c), False, c.fresh) for c in batch[: self._rows(take, len(batch))]]
 
     def _take(self, wholes: list[int]) -> int:

@@ -162,8 +162,8 @@ class Workers:
             handed.on_close = lambda: self._count_closed(place)
             self._serve(place, handed)
             status = 0
-        except KeyboardInterrupt:
-            status = 0
+        except Exception:
+            log.exception("a worker failed")
         finally:
             os._exit(status)  # nothing of the parent is this process's to clean up
 
@@ -174,7 +174,7 @@ class Workers:
                 self._died += not self._served
                 self._stopping |= self._died >= self._count
                 then = "none has served yet" if self._stopping else "another takes its place"
-                log.error("worker %d died with status %d; %s", pid, status, then)
+                log.error("worker %d died with status %d; %s", pid, os.waitstatus_to_exitcode(status), then)
                 self._workers.remove(worker)
                 worker.pipe.close()
                 self._due[worker.place] = now + PAUSE_S

@@ -132,13 +132,11 @@ async def test_all_protocols_at_once_between_bad_clients(
 
 
 async def test_real_recordings_through_every_protocol(
-    make_server: Any,
-    bundled: Recognizer,
+    server: Any,
     speech: Any,
     heard: Callable[..., Any],
     recorded: Corpus,
 ):
-    server = make_server(bundled, wyoming_port=0)
     texts = []
     for index, utterance in enumerate(recorded.utterances[:5]):
         recording = replace(speech, samples=np.asarray(recorded.pcm(index)))

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import mocha_client
-from mocha_model.recognizer import Recognizer
 
 CLIENTS = Path(__file__).parents[2] / "docs" / "clients"
 JAVASCRIPT = Path(mocha_client.__file__).parent / "javascript"
@@ -46,8 +45,7 @@ def recording(request: pytest.FixtureRequest, speech: Any) -> Any:
 
 @pytest.mark.parametrize(("page", "language", "program"), PROGRAMS, ids=[f"{p}-{k}" for p, k, _ in PROGRAMS])
 def test_program(
-    make_server: Any,
-    bundled: Recognizer,
+    server: Any,
     recording: Any,
     heard: Callable[..., Any],
     tmp_path: Path,
@@ -55,7 +53,6 @@ def test_program(
     language: str,
     program: str,
 ):
-    server = make_server(bundled, wyoming_port=0)
     command = LANGUAGES[language]
     if shutil.which(command[0]) is None:
         pytest.skip(f"needs {command[0]}")

@@ -27,16 +27,16 @@ def post(server: Any, clip: Clip, **fields: str) -> httpx.Response:
     return httpx.post(where, files={"file": ("speech.wav", clip.wav)}, data=fields, timeout=120)
 
 
-def read_alone(recognizer: Recognizer, clip: Clip) -> str:
-    emissions = recognizer.searching(4).transcribe(torch.from_numpy(clip.samples / 32768).float())
+@pytest.fixture(scope="module")
+def read_alone(bundled: Recognizer, speech: Clip) -> str:
+    emissions = bundled.searching(4).transcribe(torch.from_numpy(speech.samples / 32768).float())
     return " ".join("".join("\n" if e.end_of_segment else e.text for e in emissions).split())
 
 
-def test_uploads_are_read_as_the_search_reads_alone(searching_server: Server, speech: Clip, bundled: Recognizer):
-    text = read_alone(bundled, speech)
-    assert post(searching_server, speech).json()["text"] == text
+def test_uploads_are_read_as_the_search_reads_alone(searching_server: Server, speech: Clip, read_alone: str):
+    assert post(searching_server, speech).json()["text"] == read_alone
     streamed = post(searching_server, speech, stream="true").text
-    assert "transcript.text.done" in streamed and text in streamed
+    assert "transcript.text.done" in streamed and read_alone in streamed
 
 
 def test_streams_stay_greedy(searching_server: Server, server: Server, speech: Clip):
@@ -44,13 +44,13 @@ def test_streams_stay_greedy(searching_server: Server, server: Server, speech: C
     assert native(searching_server.url, speech.pcm).text == greedy != post(searching_server, speech).json()["text"]
 
 
-async def test_so_is_what_home_assistant_sends(searching_server: Server, speech: Clip, bundled: Recognizer):
+async def test_so_is_what_home_assistant_sends(searching_server: Server, speech: Clip, read_alone: str):
     pieces = [speech.pcm[at : at + 2048] for at in range(0, len(speech.pcm), 2048)]
     async with client(searching_server) as connected:
         for _ in range(2):
             events = await transcribe(connected, pieces)
             (told,) = (Transcript.from_event(e).text for e in events if Transcript.is_type(e.type))
-            assert told == read_alone(bundled, speech)
+            assert told == read_alone
 
 
 def test_what_is_not_set_is_the_search():

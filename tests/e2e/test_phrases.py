@@ -95,8 +95,25 @@ async def test_phrases_change_their_own_stream_and_leave_nothing(
     for name, got, want in zip([n for n in WAYS for _ in kinds], found, wanted, strict=True):
         assert got == want, name
     assert await server.streams_left() == 0
-    assert await native(server, pcm, []) == plain  # a step in which what the others left is forgotten
     assert willing.phrases is not None and len(willing.phrases) == 0
+    assert await native(server, pcm, []) == plain
+
+
+async def test_phrases_of_who_leaves_without_a_word_are_forgotten(server: Any, willing: Recognizer):
+    """In a server where nobody else says one either."""
+
+    async def there_are(count: int) -> None:
+        assert willing.phrases is not None
+        for _ in range(600):
+            if len(willing.phrases) == count:
+                return
+            await asyncio.sleep(0.1)
+        pytest.fail(f"{len(willing.phrases)} lists of phrases, not {count}")
+
+    async with connect(server.url) as socket:
+        await socket.send(json.dumps({"type": "start", "phrases": PHRASES}))
+        await there_are(1)
+    await there_are(0)
 
 
 async def test_too_many_and_too_long_phrases_are_refused(server: Any):

@@ -24,11 +24,6 @@ from mocha_server.cli import serve
 from mocha_server.protocols import wyoming
 
 
-@pytest.fixture(params=["bundled", "lively"])
-def wyoming_server(request: pytest.FixtureRequest, make_server: Any) -> Any:
-    return make_server(request.getfixturevalue(request.param), wyoming_port=0)
-
-
 @pytest.fixture
 def small(make_server: Any, lively: Recognizer) -> Any:
     return make_server(lively, wyoming_port=0, idle_s=2, max_streams=1)
@@ -85,13 +80,11 @@ async def test_an_event_may_say_that_it_has_no_data(small: Any):
     writer.close()
 
 
-async def test_a_file_gives_the_native_text_again_and_again(
-    wyoming_server: Any, speech: Any, heard: Callable[..., Any]
-):
-    expected = heard(wyoming_server, speech.pcm).text
-    with exchange("wyoming", wyoming_server) as found:
+async def test_a_file_gives_the_native_text_again_and_again(any_server: Any, speech: Any, heard: Callable[..., Any]):
+    expected = heard(any_server, speech.pcm).text
+    with exchange("wyoming", any_server) as found:
         async with (
-            relay(found, wyoming_server.app.state.wyoming_port) as port,
+            relay(found, any_server.app.state.wyoming_port) as port,
             AsyncTcpClient("127.0.0.1", port, read_timeout=30) as connected,
         ):
             await connected.write_event(Describe().event())
@@ -105,10 +98,10 @@ async def test_a_file_gives_the_native_text_again_and_again(
         assert "".join(chunks).split() == expected.split() and len(chunks) > 1
 
 
-async def test_other_rates(wyoming_server: Any, speech: Any, heard: Callable[..., Any]):
-    async with client(wyoming_server) as connected:
+async def test_other_rates(any_server: Any, speech: Any, heard: Callable[..., Any]):
+    async with client(any_server) as connected:
         events = await transcribe(connected, speech.pieces(), rate=22_050)
-    assert Transcript.from_event(events[-2]).text == heard(wyoming_server, speech.pcm, sample_rate=22_050).text
+    assert Transcript.from_event(events[-2]).text == heard(any_server, speech.pcm, sample_rate=22_050).text
 
 
 async def test_names_and_terms_are_favoured_in_their_own_transcript(
@@ -144,8 +137,8 @@ async def test_names_and_terms_that_are_no_lists_of_texts(small: Any, data: dict
         assert Error.from_event(error).code == "invalid_message"
 
 
-async def test_no_audio(make_server: Any, bundled: Recognizer):
-    async with client(make_server(bundled, wyoming_port=0)) as connected:
+async def test_no_audio(server: Any):
+    async with client(server) as connected:
         events = await transcribe(connected, [])
     assert [e.type for e in events] == ["transcript-start", "transcript", "transcript-stop"]
     assert Transcript.from_event(events[1]).text == ""

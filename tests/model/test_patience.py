@@ -16,7 +16,7 @@ from tests.model.test_revised import speech
 from mocha_model.beam import BeamConfig
 from mocha_model.emissions import Emission, text_of
 from mocha_model.joint import JointConfig, JointSearch
-from mocha_model.recognizer import Recognizer, joint_search
+from mocha_model.recognizer import Recognizer, joint_search, language_for
 from mocha_model.search import Symbol
 from mocha_model.wide import WideState
 
@@ -74,7 +74,7 @@ def test_no_hypothesis_holds_anything_back_for_longer(lively: Recognizer, kind: 
 
 def test_patience_is_given_in_seconds_and_counted_in_frames(bundled: Recognizer):
     """Of which those that the encoder looks ahead are a part."""
-    samples, language = speech("weather", "suit"), bundled.language()
+    samples, language = speech("weather", "suit"), language_for(bundled.tokenizer)
     frame_s = bundled.frame_samples / bundled.sample_rate
     ahead = bundled.config.encoder.look_ahead_frames
     patient = {
@@ -149,7 +149,7 @@ def test_what_is_likely_enough_is_told_and_what_contradicts_it_dropped(bundled: 
 
 
 def test_less_caution_is_sooner(bundled: Recognizer):
-    samples, language, spent = speech("weather", "suit"), bundled.language(), []
+    samples, language, spent = speech("weather", "suit"), language_for(bundled.tokenizer), []
     for caution in (math.inf, 0.6, 0.3, 0.1):
         found, fusion = joint_search(bundled.config, bundled.tokenizer, 12, language) or pytest.fail(
             "no language model"

@@ -1,6 +1,7 @@
 """What espeak-ng says of words."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 from tests.training.made_up import needs_voice
@@ -24,6 +25,13 @@ def test_words_are_spelled_by_their_sounds():
 def test_without_espeak_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(PronunciationError, match="Debian package espeak-ng"):
+        pronounce(["cat"])
+
+
+def test_what_cannot_be_started_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "espeak-ng").touch(mode=0o600)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PronunciationError, match=r"cannot be started \(Permission denied\)"):
         pronounce(["cat"])
 
 

@@ -32,6 +32,7 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> bool:
         raise CheckpointError("averaging needs checkpoints of one configuration")
     if len({(c.tokenizer.units, c.tokenizer.symbols) for c in loaded}) > 1:
         raise CheckpointError("averaging needs checkpoints of one vocabulary")
+    had_phones = any(c.config.phones for c in loaded)
     _share_phones([c.model for c in loaded])
     states = [c.model.state_dict() for c in loaded]
     last = loaded[-1]
@@ -41,9 +42,9 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> bool:
             for name, tensor in states[-1].items()
         }
     )
-    if any(c.config.phones for c in loaded) and not last.model.config.phones:
+    if had_phones and not last.config.phones:
         search = without_phones(last.config.search)
-        last.model.config = last.model.config.model_copy(update={"search": search})
+        last.model.config = last.config.model_copy(update={"search": search})
     save_checkpoint(target, last.model, last.tokenizer, last.provenance | {"averaged": len(loaded)}, compact=True)
     return last.calibration is not None or last.file_calibration is not None
 
@@ -55,7 +56,7 @@ def _looking_ahead_alike(loaded: Sequence[Checkpoint]) -> list[Checkpoint]:
     for c in loaded:
         if most and not c.config.encoder.look_ahead:
             model = grown(c.model, c.config.with_look_ahead(most))
-            c = replace(c, model=model, config=model.config)
+            c = replace(c, model=model)
         alike.append(c)
     return alike
 

@@ -102,7 +102,7 @@ def first_model(config: TrainConfig, corpus: Corpus, mechanism: str | None, chun
     model = SpeechModel(sizes.with_attention(**{k: v for k, v in attention.items() if v is not None}))
     draw_weights(model, config.init)
     feature_statistics(model, corpus, 500, config.seed)
-    return Checkpoint(model, model.config, tokenizer, provenance={})
+    return Checkpoint(model, tokenizer, provenance={})
 
 
 def started(init: Path, config: TrainConfig, preset: Preset | None) -> Checkpoint:
@@ -121,8 +121,8 @@ def started(init: Path, config: TrainConfig, preset: Preset | None) -> Checkpoin
     torch.manual_seed(config.seed)
     model = grown(start.model, wanted)
     if not config.train_encoder:  # what is left out of it for the sake of heads is not to be left out of it for good
-        model.config = wanted = wanted.with_dropout(start.config.encoder.dropout)
-    return replace(start, model=model, config=wanted, calibration=None, file_calibration=None)
+        model.config = wanted.with_dropout(start.config.encoder.dropout)
+    return replace(start, model=model, calibration=None, file_calibration=None)
 
 
 def _told(model: ModelConfig, otherwise: ModelConfig, config: TrainConfig) -> ModelConfig:

@@ -134,7 +134,7 @@ def train(
         augmenter = Augmenter(config.augment, corpus, noises, points)
         trainer = Trainer(config, start.model, start.tokenizer, augmenter, dev, out, device, start.provenance)
         resumed = trainer.resume()
-    except (ValueError, KeyError, AttributeError, OSError) as error:
+    except (ValueError, OSError) as error:
         raise _fail(error) from error
     size = f"{start.model.num_parameters / 1e6:.2f} M parameters"
     begun = f"; resumed at step {trainer.step}" if resumed else ""

@@ -13,6 +13,7 @@ from mocha_model.checkpoint import write_whole
 from mocha_model.model import SpeechModel
 
 LAST = "last.pt"
+PARTS = {"model", "optimizers", "position"}  # of a state, in all versions
 ANOTHER = "the run's last checkpoint can begin one in another directory"
 
 
@@ -35,9 +36,11 @@ def read_state(path: Path, device: torch.device) -> dict[str, Any] | None:
         _refuse_checkpoints(path.parent)
         return None
     try:
-        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        state = torch.load(path, map_location=device, weights_only=True)
     except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
         raise ValueError(f"{path}: not a run's state, or truncated; {ANOTHER}") from error
+    if not isinstance(state, dict) or not state.keys() >= PARTS:
+        raise ValueError(f"{path}: not a run's state; {ANOTHER}")
     return state
 
 

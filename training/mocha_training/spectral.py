@@ -40,7 +40,10 @@ def _mel(hertz: Tensor) -> Tensor:
 
 
 def spec_augment(frames: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:
-    """Mask bands of bins and spans of frames with the mean (0) in each row of [B, F, num_mels] (Park et al. 2019)."""
+    """Mask bands of bins and spans of frames with the mean (0) in each row of [B, F, num_features] (Park et al. 2019).
+
+    Bins are of all that a frame has: bands, and where there are any, energies and differences.
+    """
     batch_size, num_frames, num_bins = frames.shape
     keep = torch.ones_like(frames, dtype=torch.bool)
     for count, widest, length, dim in (

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
+from mocha_model.checkpoint import write_whole
 from mocha_model.config import SAMPLE_RATE
 from mocha_model.model import SpeechModel
 from mocha_model.tokenizer import Tokenizer
@@ -59,9 +60,7 @@ def kept_splice_points(
         if not path.is_file():
             found = find_splice_points(model, tokenizer, corpus)
             points = [[(point.at, point.words) for point in each] for each in found]
-            partial = path.with_suffix(".partial")
-            partial.write_text(json.dumps({"corpus": corpus.digest, "points": points}))
-            partial.replace(path)
+            write_whole(path, json.dumps({"corpus": corpus.digest, "points": points}).encode())
     kept = json.loads(path.read_text())
     if kept["corpus"] != corpus.digest:
         raise ValueError(f"{path}: found in another corpus; without this file they are found anew")

@@ -83,9 +83,12 @@ def _printed(command: list[str]) -> list[str]:
     """Lines that a program prints; none if it is not installed or fails."""
     if shutil.which(command[0]) is None:
         return []
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return []
     return done.stdout.splitlines()
 
 

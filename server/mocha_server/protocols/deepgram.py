@@ -60,7 +60,6 @@ class DeepgramTranslator:
         self._held: Segment | None = None  # while finalizing: the last segment carries `from_finalize`
         self._finalizing = self._closing = False
 
-    @property
     def start(self) -> Start:
         """The options' audio format, whether they name a model with patience, and the keyterms as they are now."""
         patient = self._info.models.get(self._options.model)

@@ -1,6 +1,6 @@
 """Query parameters of Deepgram's `/v1/listen`. What only changes formatting is accepted."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from starlette.datastructures import QueryParams
@@ -26,11 +26,10 @@ class OptionError(ValueError):
 
 
 class RawOptions(BaseModel):
-    """How raw audio is written, and what to expect in it."""
+    """How raw audio is written."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    phrases: Phrases = ()
     encoding: Encoding
     sample_rate: int = Field(ge=8_000, le=48_000)
     channels: int = Field(1, ge=1, le=8)
@@ -44,12 +43,13 @@ class RawOptions(BaseModel):
 
     def start(self) -> Start:
         """In words of the native protocol."""
-        return Start(encoding=self.encoding, sample_rate=self.sample_rate, channels=self.channels, phrases=self.phrases)
+        return Start(encoding=self.encoding, sample_rate=self.sample_rate, channels=self.channels)
 
 
 class LiveOptions(RawOptions):
     """What a live connection may ask for; `model` may ask for patience."""
 
+    phrases: Phrases = ()
     model: str = ""
     interim_results: bool = False
     vad_events: bool = False
@@ -67,13 +67,14 @@ def live_options(query: QueryParams) -> LiveOptions:
     """The options of a live connection; raises OptionError."""
     if "encoding" not in query:
         raise OptionError("`encoding` and `sample_rate` are needed: audio in containers goes to POST /v1/listen")
-    return _parsed(LiveOptions, query)
+    check_supported(query)
+    return _parsed(LiveOptions, dict(query) | {"phrases": favoured(query)})
 
 
 def raw_options(query: QueryParams) -> RawOptions | None:
     """How the raw audio of an upload is written, None for a file that says so itself; raises OptionError."""
     check_supported(query)
-    return _parsed(RawOptions, query) if "encoding" in query else None
+    return _parsed(RawOptions, dict(query)) if "encoding" in query else None
 
 
 def favoured(query: QueryParams) -> tuple[str, ...]:
@@ -92,9 +93,8 @@ def check_supported(query: QueryParams) -> None:
             raise OptionError(f"`{name}` is not supported by this server")
 
 
-def _parsed(kind: type[T], query: QueryParams) -> T:
-    check_supported(query)
+def _parsed(kind: type[T], values: dict[str, Any]) -> T:
     try:
-        return kind.model_validate(dict(query) | {"phrases": favoured(query)})
+        return kind.model_validate(values)
     except ValidationError as error:
         raise OptionError(explain(error)) from None

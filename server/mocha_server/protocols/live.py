@@ -85,7 +85,6 @@ class Request(Generic[Out]):
 class Translator(Protocol[InContra, Out]):
     """One connection of a protocol, without I/O."""
 
-    @property
     def start(self) -> Start:
         """What the audio is like; asked when an utterance begins."""
         ...
@@ -157,9 +156,12 @@ class Live:
         current = self._session.num_samples if self._session else 0
         return (self._offset_samples + current) / self.info.sample_rate
 
-    async def hear(self, audio: bytes, start: Start) -> None:
-        """Give audio to the recogniser; `start` describes it. Raises Refused, EngineError or Gone."""
-        session = self._session or await self._begin(start)
+    async def hear(self, audio: bytes, start: Callable[[], Start]) -> None:
+        """Give audio to the recogniser; `start` is asked for its description where an utterance begins with it.
+
+        Raises Refused, EngineError or Gone.
+        """
+        session = self._session or await self._begin(start())
         stream = self.open()
         for piece in cut(audio):
             received = session.receive(piece)
@@ -169,9 +171,9 @@ class Live:
             if self._left():
                 raise Gone
 
-    async def end(self, start: Start) -> None:
+    async def end(self, start: Callable[[], Start]) -> None:
         """Ask for the end of the utterance, with or without audio."""
-        session = self._session or await self._begin(start)
+        session = self._session or await self._begin(start())
         stream = self.open()
         received = session.receive(Finish())
         self._check(received.messages)
@@ -179,7 +181,7 @@ class Live:
         self._flushed.clear()
         stream.flush()
 
-    async def flush(self, start: Start) -> None:
+    async def flush(self, start: Callable[[], Start]) -> None:
         """End the utterance and wait until the reader of `messages` has done with it."""
         await self.end(start)
         await self._flushed.wait()

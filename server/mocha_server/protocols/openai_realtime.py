@@ -52,7 +52,6 @@ class RealtimeTranslator:
         self._heard = False  # audio since the recogniser began anew: its format is fixed
         self._committing = self._clearing = False
 
-    @property
     def start(self) -> Start:
         """The configured input format."""
         asked = self.config.audio.input
@@ -119,7 +118,7 @@ class RealtimeTranslator:
             audio = base64.b64decode(event.audio, validate=True)
         except (binascii.Error, ValueError):
             return _mistake("`audio` is not base64", "invalid_base64", event.event_id, "audio")
-        start = self.start
+        start = self.config.audio.input.format.start()
         self._appended_ms += 1000 * len(audio) / (start.encoding.sample_bytes * start.sample_rate)
         self._heard = self._heard or bool(audio)
         return Request(audio=audio)

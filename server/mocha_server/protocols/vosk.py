@@ -59,7 +59,6 @@ class VoskTranslator:
         self._closed: deque[Segment] = deque()
         self._open = ""
 
-    @property
     def start(self) -> Start:
         """16-bit mono, at the configured rate."""
         patient = self._info.models.get(self.config.model)

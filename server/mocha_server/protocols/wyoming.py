@@ -75,7 +75,6 @@ class WyomingTranslator:
         self._segments: list[str] = []
         self._begun = False  # whether `transcript-start` was sent
 
-    @property
     def start(self) -> Start:
         """The format of the audio under way, and the phrases to favour in it."""
         if self._format is None:
