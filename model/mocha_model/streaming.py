@@ -8,7 +8,8 @@ This module knows nothing of audio or attention.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -24,11 +25,15 @@ def map_state(function: Callable[..., Any], *states: Any) -> Any:
         return function(*states)
     if isinstance(first, tuple):
         return tuple(map_state(function, *items) for items in zip(*states, strict=True))
-    if is_dataclass(first) and not isinstance(first, type):
-        return replace(
-            first, **{f.name: map_state(function, *(getattr(s, f.name) for s in states)) for f in fields(first)}
-        )
+    kind: Any = type(first)
+    if names := _field_names(kind):
+        return kind(*(map_state(function, *(getattr(s, name) for s in states)) for name in names))
     raise TypeError(f"a state holds tensors, tuples and dataclasses, not {type(first).__name__}")
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 
 def gather_rows(state: State, index: Tensor) -> State:
