@@ -98,7 +98,7 @@ class Server:
 
     def __init__(self, recognizer: Recognizer, **settings: object) -> None:
         # A slow machine refuses nobody, and has few shapes of steps to prepare for; all are read greedily.
-        given = {"max_lag_ms": 600_000, "max_streams": 16, "file_beam": 0, "live_beam": 0} | settings
+        given = {"max_lag_ms": 600_000, "max_streams": 32, "file_beam": 0, "live_beam": 0} | settings
         self.app = create_app(Settings(**given), recognizer)  # type: ignore[arg-type]
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from mocha_model.emissions import Emission
 from mocha_server.audio import AudioError, RawDecoder, Samples
 from mocha_server.messages import End, Error, ErrorCode, Finish, Ready, Segment, Start, Text, client_messages
-from mocha_server.transcript import ModelInfo, Transcript
+from mocha_server.transcript import ModelInfo, SpokenText, Transcript
 
 OutMessage = Ready | Text | Segment | End | Error
 Message = TypeVar("Message")
@@ -73,7 +73,7 @@ class Session:
         self.num_samples += len(samples)
         return Received(samples=samples)
 
-    def emitted(self, emissions: list[Emission]) -> list[Text | Segment]:
+    def emitted(self, emissions: list[Emission]) -> list[SpokenText | Segment]:
         """Messages for what the recogniser emitted."""
         return self._transcript.push(emissions, self.num_samples)
 

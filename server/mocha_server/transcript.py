@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pydantic import Field
+
 from mocha_model.confidence import Calibration
 from mocha_model.emissions import Emission, SpeechGate, SpokenWord, WordAssembler
 from mocha_server.messages import Character, Segment, Text, Word
@@ -45,6 +47,12 @@ class ModelInfo:
         return (frame * self.frame_samples + self.latency_samples) / self.sample_rate
 
 
+class SpokenText(Text):
+    """New characters, and the words that spaces among them complete, which are not on the wire."""
+
+    words: list[Word] = Field([], exclude=True)
+
+
 class _Reading:
     """One text of the open segment: its characters so far, and its words."""
 
@@ -71,7 +79,7 @@ class _Reading:
 
 
 class Transcript:
-    """Push emissions in, get `Text` and `Segment` messages out. Holds one open segment.
+    """Push emissions in, get `SpokenText` and `Segment` messages out. Holds one open segment.
 
     A segment has the text that was emitted, or the one that revises it if there is one. It ends where the recogniser
     says so, or before the character that follows the word that makes it `LONGEST_SEGMENT`, unless all of it may be
@@ -85,47 +93,49 @@ class Transcript:
         self._settled = _Reading(info.frame_s, info.settled_calibration, self._offset_s)
         self._gate = SpeechGate(info.least_evidence)
         self._needs_space = False
+        self._num_told = 0  # words of the open segment, as it was emitted
         self.num_segments = 0
 
-    def push(self, emissions: Iterable[Emission], num_samples: int) -> list[Text | Segment]:
+    def push(self, emissions: Iterable[Emission], num_samples: int) -> list[SpokenText | Segment]:
         """Messages for newly emitted characters and closed segments, in order.
 
         No time in them is later than the `num_samples` heard so far, though the recogniser adds silence at the end.
         """
         self._until_s = self._offset_s + num_samples / self._info.sample_rate
-        messages: list[Text | Segment] = []
+        messages: list[SpokenText | Segment] = []
         pending: list[Emission] = []
         for emission in self._gate.push(emissions):
             if emission.revises:
                 self._settled.push(emission, self._until_s)
                 continue
-            if self._is_long() and not emission.end_of_segment:
-                messages += self._ended(pending, cut=True)
+            cut = self._is_long() and not emission.end_of_segment
+            if cut or emission.end_of_segment:
+                messages += self._delta(pending)
                 pending = []
+            if cut:
+                messages += self._ended(cut=True)
             self._live.push(emission, self._until_s)
             if not emission.end_of_segment:
                 pending.append(emission)
                 continue
             self._settled.push(emission, self._until_s)
-            messages += self._ended(pending, cut=False)
-            pending = []
+            messages += self._ended(cut=False)
         return messages + self._delta(pending)
 
     def _is_long(self) -> bool:
         """Whether the segment ends where it is if anything follows in it."""
         return len(self._live.text) >= LONGEST_SEGMENT and self._live.text.endswith(" ") and not self._info.settles
 
-    def _ended(self, pending: list[Emission], cut: bool) -> list[Text | Segment]:
-        """The messages of a segment's last characters and of its end."""
-        messages = self._delta(pending)
+    def _ended(self, cut: bool) -> list[Segment]:
+        """The message of a segment's end, if anything was said in it."""
         reading = self._settled if self._settled.text.strip() else self._live
-        if reading.text.strip():
-            messages.append(self._close(reading, cut))
+        ended = [self._close(reading, cut)] if reading.text.strip() else []
         self._live.clear()
         self._settled.clear()
-        return messages
+        self._num_told = 0
+        return ended
 
-    def _delta(self, emissions: list[Emission]) -> list[Text | Segment]:
+    def _delta(self, emissions: list[Emission]) -> list[SpokenText | Segment]:
         if not emissions:
             return []
         joined = "".join(e.text for e in emissions)
@@ -135,7 +145,8 @@ class Transcript:
             Character(text=e.text, frame=e.frame, time=self._time_s(e), p=e.p, q=e.q, chunk=list(e.chunk))
             for e in emissions
         ]
-        return [Text(segment=self.num_segments, delta=delta, characters=characters)]
+        words, self._num_told = self._live.words[self._num_told :], len(self._live.words)
+        return [SpokenText(segment=self.num_segments, delta=delta, characters=characters, words=words)]
 
     def _time_s(self, emission: Emission) -> float:
         return min(self._offset_s + self._info.time_s(emission.frame), self._until_s)

@@ -223,8 +223,8 @@ async def test_a_client_that_does_not_read_is_given_up(small: Any, monkeypatch: 
             await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(asking, ask * 20), 60)
 
 
-def test_off_by_default(lively_server: Any):
-    assert lively_server.app.state.wyoming_port is None
+def test_off_by_default(make_server: Any, lively: Recognizer):
+    assert make_server(lively).app.state.wyoming_port is None
 
 
 def test_a_port_in_use_is_said_plainly(capsys: pytest.CaptureFixture[str]):

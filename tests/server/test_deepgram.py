@@ -5,21 +5,25 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from starlette.datastructures import QueryParams
 
-from mocha_server.messages import Character, End, Segment, Text, Word
+from mocha_server.messages import Character, End, Segment, Word
 from mocha_server.protocols.deepgram import DeepgramTranslator
 from mocha_server.protocols.deepgram_options import live_options
-from mocha_server.transcript import ModelInfo
+from mocha_server.transcript import ModelInfo, SpokenText
 
 OPTIONS = "encoding=linear16&sample_rate=16000&interim_results=true&vad_events=true"
 
 
-def text(number: int, word: str, frame: int) -> Text:
+def text(number: int, word: str, frame: int) -> SpokenText:
+    """Characters of a word, which is complete if a space ends it."""
     characters = [
         Character(text=c, frame=frame + n, time=(frame + n) * 0.04, p=0.9, q=0.9, chunk=[]) for n, c in enumerate(word)
     ]
-    return Text(segment=number, delta=word, characters=characters)
+    end_s = characters[-1].time
+    words = [Word(word=word[:-1], start=frame * 0.04, end=end_s, confidence=0.9)] if word.endswith(" ") else []
+    return SpokenText(segment=number, delta=word, characters=characters, words=words)
 
 
 def segment(number: int, word: str, start: float, end: float, cut: bool = False) -> Segment:
@@ -61,6 +65,25 @@ def test_a_segment_that_is_cut_ends_no_speech():
         ("Results", True, True),
         ("UtteranceEnd", None, None),
     ]
+
+
+@pytest.mark.parametrize("interim", ["true", "false"])
+def test_speech_without_a_pause_has_final_results_every_few_seconds(interim: str):
+    info = ModelInfo("m", 16_000, 640, 400, 4)
+    options = live_options(QueryParams(OPTIONS.replace("interim_results=true", f"interim_results={interim}")))
+    translator = DeepgramTranslator(options, info, SimpleNamespace(heard_s=20.0), "request")  # type: ignore[arg-type]
+    said = [text(0, f"word{n} ", 25 * n) for n in range(12)]  # one a second
+    words = [word for message in said for word in message.words]
+    whole = Segment(segment=0, text=" ".join(w.word for w in words), start=0, end=words[-1].end, words=words)
+    results = [json.loads(r) for message in [*said, whole] for r in translator.said(message)]
+    found = [r for r in results if r["type"] == "Results"]
+    told = [r for r in found if r["is_final"]]
+    assert [len(r["channel"]["alternatives"][0]["words"]) for r in told] == [6, 6, 0]
+    assert " ".join(filter(None, (r["channel"]["alternatives"][0]["transcript"] for r in told))) == whole.text
+    assert [r["speech_final"] for r in told] == [False, False, True]
+    assert [(r["start"], r["duration"]) for r in told] == [(0.0, 5.2), (5.2, 6.04), (11.24, 0.0)]
+    assert (len(found) > len(told)) == (interim == "true")
+    assert all(len(r["channel"]["alternatives"][0]["words"]) <= 6 for r in found)
 
 
 def test_metadata_is_of_all_the_audio():

@@ -1,6 +1,7 @@
 """Utterances over one engine row: flush, begin anew, keep the place; without sockets."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,6 @@ from mocha_server.messages import Encoding, End, Error, ErrorCode, Segment, Star
 from mocha_server.metrics import Metrics
 from mocha_server.protocols.live import Gone, Live, Refused, Request, Said, Then, converse, cut
 from mocha_server.stream import EngineError
-
-START = Start()
 
 
 @pytest.fixture
@@ -49,9 +48,9 @@ async def test_each_utterance_is_heard_as_if_alone(engine: Engine, lively: Recog
     live = Live(LiveEngines(engine))
     said = []
     for _ in range(3):
-        feeding = asyncio.create_task(live.hear(clip.tobytes(), START))
+        feeding = asyncio.create_task(live.hear(clip.tobytes(), Start))
         await feeding
-        await live.end(START)
+        await live.end(Start)
         said.append(await utterance(live))
         assert engine.num_streams == 1  # the place is kept
     assert [segments_text(messages) for messages in said] == [expected] * 3
@@ -68,9 +67,9 @@ async def test_each_utterance_is_heard_as_if_alone(engine: Engine, lively: Recog
 
 async def test_settled_gives_what_was_heard_so_far(engine: Engine, clip: NDArray[np.int16]):
     live = Live(LiveEngines(engine))
-    await live.hear(clip.tobytes(), START)
+    await live.hear(clip.tobytes(), Start)
     early = [m for m in await live.settled() if isinstance(m, Text)]
-    await live.end(START)
+    await live.end(Start)
     late = [m for m in await utterance(live) if isinstance(m, Text)]
     frames = [c.frame for m in early + late for c in m.characters]
     assert early and frames == sorted(frames)
@@ -83,7 +82,7 @@ async def test_a_stopped_engine_ends_a_settling_client(lively: Recognizer, clip:
     engine = Engine(lively, Limits(capacity=1, max_buffer_s=1.0))
     engine.start()
     live = Live(LiveEngines(engine))
-    await live.hear(clip.tobytes(), START)
+    await live.hear(clip.tobytes(), Start)
     engine.stop()  # some of it is still to be heard
     await asyncio.sleep(0.05)
     with pytest.raises(EngineError):
@@ -94,12 +93,12 @@ async def test_a_stopped_engine_ends_a_settling_client(lively: Recognizer, clip:
 async def test_bad_samples_and_odd_bytes(engine: Engine):
     live = Live(LiveEngines(engine))
     with pytest.raises(Refused) as refused:
-        await live.hear(np.array([np.nan], "<f4").tobytes(), Start(encoding=Encoding.PCM_F32LE))
+        await live.hear(np.array([np.nan], "<f4").tobytes(), partial(Start, encoding=Encoding.PCM_F32LE))
     assert refused.value.error.code is ErrorCode.INVALID_AUDIO
     live.close()
     live = Live(LiveEngines(engine))
-    await live.hear(b"\0\0\0", START)
-    await live.end(START)
+    await live.hear(b"\0\0\0", Start)
+    await live.end(Start)
     warning, end = (await utterance(live))[-2:]
     assert isinstance(warning, Error) and not warning.fatal and isinstance(end, End)
     live.close()
@@ -130,7 +129,7 @@ class Script:
 class Echo:
     """A translator whose messages are the names of what it shall do."""
 
-    start = START
+    start = staticmethod(Start)
 
     def received(self, message: str) -> Request[str]:
         if message == "bug":
@@ -189,7 +188,7 @@ async def test_an_utterance_moves_to_the_engine_it_wants(engine: Engine, lively:
     live.open()
     assert (engine.num_streams, other.num_streams) == (1, 0)
     for patient, places in ((True, (0, 1)), (True, (0, 1)), (None, (1, 0))):
-        start = Start(patient=patient)
+        start = partial(Start, patient=patient)
         await live.hear(clip.tobytes(), start)
         assert (engine.num_streams, other.num_streams) == places
         if not heard:  # whoever waited for the first engine hears the second
@@ -206,7 +205,7 @@ async def test_who_has_the_last_place_may_move_with_it(lively: Recognizer):
     engines = [Engine(lively, Limits(capacity=1), metrics) for _ in range(2)]
     live = Live(LiveEngines(*engines))
     live.open()
-    await live.hear(bytes(3_200), Start(patient=True))
+    await live.hear(bytes(3_200), partial(Start, patient=True))
     assert [engine.num_streams for engine in engines] == [0, 1]
     live.close()
 
@@ -217,7 +216,7 @@ async def test_a_full_engine_refuses_who_would_move_to_it(engine: Engine, lively
     live = Live(LiveEngines(engine, other))
     live.open()
     with pytest.raises(EngineError) as refused:
-        await live.hear(bytes(3_200), Start(patient=True))
+        await live.hear(bytes(3_200), partial(Start, patient=True))
     assert refused.value.code is ErrorCode.SERVER_FULL and engine.num_streams == 0
     live.close()
     taken.close()

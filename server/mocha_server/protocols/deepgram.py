@@ -1,6 +1,7 @@
 """`/v1/listen` as Deepgram's clients speak it: the live WebSocket. The pre-recorded POST is in `deepgram_file`.
 
-A closed segment is a final result; interim results only grow, since what is emitted is never taken back.
+A closed segment is a final result, and so are the words of an open one that goes on for long; interim results only
+grow, since what is emitted is never taken back.
 """
 
 import hashlib
@@ -15,18 +16,19 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mocha_model.confidence import word_confidence
 from mocha_server.live_engines import LiveEngines
-from mocha_server.messages import Character, End, Error, ErrorCode, Phrases, Segment, Start, Text, Word
+from mocha_server.messages import Character, End, Error, ErrorCode, Phrases, Segment, Start, Word
 from mocha_server.protocols.deepgram_options import LiveOptions, OptionError, live_options
 from mocha_server.protocols.deepgram_wire import alternative, metadata, model_info, refusal
 from mocha_server.protocols.live import Live, Refused, Request, Said, Then, WebSocketTransport, converse, has_left
 from mocha_server.session import MessageError, explain, understood
 from mocha_server.stream import EngineError
-from mocha_server.transcript import ModelInfo
+from mocha_server.transcript import ModelInfo, SpokenText
 
 router = APIRouter()
 VARIANTS = {ErrorCode.IDLE: "NET-0001", ErrorCode.INVALID_AUDIO: "DATA-0000", ErrorCode.INVALID_MESSAGE: "SchemaError"}
 REQUESTS = {"KeepAlive": Request[str](), "Finalize": Request[str](then=Then.FLUSH)}
 REQUESTS["CloseStream"] = Request(then=Then.FINISH)
+LONG_S = 5.0  # of speech without a pause, that is final then
 TOO_MUCH = {"too_long", "string_too_long"}  # how pydantic calls too many keyterms, and those with too many characters
 
 
@@ -54,7 +56,9 @@ class DeepgramTranslator:
         self._request_id = request_id
         self._phrases = options.phrases
         self._sha256, self._created = hashlib.sha256(), datetime.now(UTC)
-        self._characters: list[Character] = []  # of the open segment
+        self._words: list[Word] = []  # of the open segment, after the last final result
+        self._characters: list[Character] = []  # of the word after them
+        self._num_final = 0  # words of the open segment that were in final results
         self._speaks = False  # since the last segment that was not cut
         self._until_s = 0.0  # end of the last final result
         self._held: Segment | None = None  # while finalizing: the last segment carries `from_finalize`
@@ -85,14 +89,14 @@ class DeepgramTranslator:
 
     def said(self, message: Said) -> tuple[str, ...]:
         """See `Translator`."""
-        if isinstance(message, Text):
+        if isinstance(message, SpokenText):
             held, self._held = self._held, None  # more text follows: that was not the last segment
             return (*(self._final(held) if held else ()), *self._text(message))
         if isinstance(message, Segment):
-            self._characters, self._speaks = [], message.cut
+            rest = self._rest(message)
             if not self._finalizing:
-                return self._final(message)
-            held, self._held = self._held, message
+                return self._final(rest)
+            held, self._held = self._held, rest
             return self._final(held) if held else ()
         if isinstance(message, End):
             return self._end()
@@ -119,25 +123,36 @@ class DeepgramTranslator:
     def _answer(self, kind: str, **fields: Any) -> str:
         return _json({"type": kind, "request_id": self._request_id, **fields})
 
-    def _text(self, message: Text) -> tuple[str, ...]:
+    def _text(self, message: SpokenText) -> tuple[str, ...]:
         began, self._speaks = not self._speaks, True
+        self._words += message.words
         self._characters += message.characters
+        ends = [n for n, character in enumerate(self._characters, 1) if character.text.endswith(" ")]
+        self._characters = self._characters[ends[-1] if ends else 0 :]
         out: tuple[str, ...] = ()
         if began and self._options.vad_events:
             timestamp = round(message.characters[0].time, 3)
             out = (_json({"type": "SpeechStarted", "channel": [0, 1], "timestamp": timestamp}),)
-        if not self._options.interim_results:
+        if not self._info.settles and self._words and self._words[-1].end - self._words[0].start >= LONG_S:
+            words, self._words = self._words, []
+            self._num_final += len(words)
+            out = (*out, self._results(words, words[-1].end, is_final=True))
+            self._until_s = words[-1].end
+        words = [*self._words, *spoken(self._characters, self._info)]
+        if not words or not self._options.interim_results:
             return out
-        words = spoken(self._characters, self._info)
-        if not words:
-            return out
-        transcript = "".join(c.text for c in self._characters).strip()
-        return (*out, self._results(transcript, words, words[-1].end, is_final=False))
+        return (*out, self._results(words, words[-1].end, is_final=False))
+
+    def _rest(self, segment: Segment) -> Segment:
+        """What no final result has had of a segment that has ended; there is none open now."""
+        words = segment.words[self._num_final :]
+        self._words, self._characters, self._num_final, self._speaks = [], [], 0, segment.cut
+        return segment.model_copy(update={"words": words})
 
     def _final(self, segment: Segment, from_finalize: bool = False) -> tuple[str, ...]:
         speech_final = (self._options.endpointing and not segment.cut) or from_finalize
         end = {"is_final": True, "speech_final": speech_final, "from_finalize": from_finalize}
-        results = self._results(segment.text, segment.words, segment.end, **end)
+        results = self._results(segment.words, segment.end, **end)
         self._until_s = segment.end
         if segment.cut or not self._options.utterance_end_ms:
             return (results,)
@@ -150,12 +165,12 @@ class DeepgramTranslator:
         if held:
             return self._final(held, from_finalize=True)
         heard_s = round(self._live.heard_s, 3)
-        empty = self._results("", [], heard_s, is_final=True, speech_final=True, from_finalize=True)
+        empty = self._results([], heard_s, is_final=True, speech_final=True, from_finalize=True)
         self._until_s = heard_s
         return (empty,)
 
-    def _results(self, transcript: str, words: list[Word], until_s: float, **flags: bool) -> str:
-        name = self._info.name
+    def _results(self, words: list[Word], until_s: float, **flags: bool) -> str:
+        name, transcript = self._info.name, " ".join(word.word for word in words)
         return _json(
             {
                 "type": "Results",
@@ -176,20 +191,15 @@ class DeepgramTranslator:
 
 
 def spoken(characters: list[Character], info: ModelInfo) -> list[Word]:
-    """The words of an open segment so far, the last one perhaps unfinished."""
-    words: list[Word] = []
-    held: list[Character] = []
-    for character in [*characters, None]:
-        if character is not None and character.text.strip():
-            held.append(character)
-        if held and (character is None or character.text.endswith(" ")):
-            start = held[0].time - info.latency_samples / info.sample_rate
-            end = held[-1].time - info.latency_samples / info.sample_rate + info.frame_s
-            confidence = word_confidence([c.p for c in held], [c.q for c in held], info.calibration)
-            text = "".join(c.text for c in held).strip()
-            words.append(Word(word=text, start=round(start, 3), end=round(end, 3), confidence=round(confidence, 4)))
-            held = []
-    return words
+    """The word under way, so far; none where nothing of it was said yet."""
+    held = [character for character in characters if character.text.strip()]
+    if not held:
+        return []
+    start = held[0].time - info.latency_samples / info.sample_rate
+    end = held[-1].time - info.latency_samples / info.sample_rate + info.frame_s
+    confidence = word_confidence([c.p for c in held], [c.q for c in held], info.calibration)
+    text = "".join(c.text for c in held).strip()
+    return [Word(word=text, start=round(start, 3), end=round(end, 3), confidence=round(confidence, 4))]
 
 
 @router.websocket("/v1/listen")

@@ -15,16 +15,17 @@ from typing import Generic, Protocol, TypeVar
 from fastapi import WebSocket, WebSocketDisconnect
 
 from mocha_server.live_engines import LiveEngines
-from mocha_server.messages import End, Error, ErrorCode, Finish, Segment, Start, Text
+from mocha_server.messages import End, Error, ErrorCode, Finish, Segment, Start
 from mocha_server.session import Session
 from mocha_server.stream import EngineError, Stream
+from mocha_server.transcript import SpokenText
 
 log = logging.getLogger(__name__)
 SLOW_S = 20.0  # a client that does not read for so long is given up
 PIECE_BYTES = 1 << 15  # of a message at a time, so that a large one holds up nobody else
 LEFT = "mocha.left"  # among the extensions of a WebSocket's scope once its client has left: see `serving`
 CLOSE_CODES = {ErrorCode.SERVER_FULL: 1013, ErrorCode.INTERNAL: 1011, ErrorCode.TOO_SLOW: 1011}  # others 1008
-Said = Text | Segment | End | Error  # errors that are not fatal
+Said = SpokenText | Segment | End | Error  # errors that are not fatal
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -212,7 +213,7 @@ class Live:
         self._session = None
         yield end
 
-    async def settled(self) -> list[Text | Segment]:
+    async def settled(self) -> list[SpokenText | Segment]:
         """What is said once everything heard is recognised; for protocols in lockstep, instead of `messages`."""
         stream = self.open()
         await stream.settled()

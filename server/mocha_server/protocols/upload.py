@@ -13,10 +13,10 @@ from starlette.types import Message
 
 from mocha_server.audio import AudioError, RawDecoder, Samples
 from mocha_server.engine import Engine
-from mocha_server.messages import ErrorCode, Segment, Start, Text
+from mocha_server.messages import ErrorCode, Segment, Start
 from mocha_server.protocols.live import silent
 from mocha_server.stream import Stream
-from mocha_server.transcript import Transcript
+from mocha_server.transcript import SpokenText, Transcript
 
 log = logging.getLogger(__name__)
 READ_BYTES = 1 << 16
@@ -63,7 +63,7 @@ class Upload:
         if self._stream is not None:
             self._stream.close()
 
-    async def messages(self) -> AsyncIterator[Text | Segment]:
+    async def messages(self) -> AsyncIterator[SpokenText | Segment]:
         """Text and segments as they come, once it is open; raises AudioError or EngineError."""
         assert self._stream is not None
         stream = self._stream
