@@ -167,7 +167,10 @@ def _serve(requests: socket.socket) -> None:
     gc.freeze()
     requests.send(READY)
     while True:
-        request, descriptors, _, _ = socket.recv_fds(requests, RATE.size, 2)
+        try:
+            request, descriptors, _, _ = socket.recv_fds(requests, RATE.size, 2)
+        except ConnectionError:  # the server ended before it read that this process is ready
+            return
         if not request:
             return
         if len(descriptors) == 2 and _forked():

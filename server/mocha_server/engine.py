@@ -247,7 +247,8 @@ class Engine:
             self._forget_phrases()
             while not self._stopping:
                 if not self._ready:
-                    self.lag_s, self._idle = 0.0, True
+                    self._idle = True
+                    self._set_lag(0.0)
                     self._lock.wait()
                 elif len(self._ready) < min(ENOUGH_ROWS, len(self._streams)) and not self._has_backlog():
                     self._lock.wait(TICK_S)
@@ -278,7 +279,11 @@ class Engine:
     def _measure_lag(self, streams: list[Stream]) -> None:
         """How late the audio is that is taken now."""
         late = time.monotonic() - min((s.place.due for s in streams if s.place.live), default=float("inf"))
-        self.lag_s = max(late, self.lag_s * LAG_MEMORY)
+        self._set_lag(max(late, self.lag_s * LAG_MEMORY))
+
+    def _set_lag(self, lag_s: float) -> None:
+        self.lag_s = lag_s
+        self.metrics.set_lag(lag_s)
 
     def _take(self, stream: Stream, work: Work) -> Samples:
         """Remove what `work` takes from the front of a stream's buffer; the lock is held."""

@@ -1,5 +1,6 @@
 """Messages of the native protocol `/v1/stream`, both ways. Imports no torch: clients use it too."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -32,6 +33,18 @@ class Encoding(StrEnum):
     def sample_bytes(self) -> int:
         """Bytes of one sample of one channel."""
         return {"pcm_s16le": 2, "pcm_f32le": 4}.get(self.value, 1)
+
+
+Names = Annotated[list[str] | None, Field(fail_fast=True)]  # thousands may come, all of them wrong
+
+
+def favourable(names: Iterable[str]) -> tuple[str, ...]:
+    """Phrases for `Start` out of `names`: each once, as many as may be, without those that are too long.
+
+    For protocols that know no such limits.
+    """
+    given = dict.fromkeys(names)
+    return tuple(name for name in given if len(name) <= MAX_PHRASE_CHARACTERS)[:MAX_PHRASES]
 
 
 class _Message(BaseModel):

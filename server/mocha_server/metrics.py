@@ -10,9 +10,10 @@ import numpy as np
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-STREAMS, REFUSED, AUDIO_S, COMPUTE_S, ROWS, FIRST_BUCKET = range(6)  # columns of the table
+STREAMS, LAG_S, REFUSED, AUDIO_S, COMPUTE_S, ROWS, FIRST_BUCKET = range(7)  # columns of the table
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # streams in a step; one more for larger steps
 GREEDY, PATIENT, FILES = range(3)  # engines of a process
+ENGINES = ("greedy", "patient", "files")  # as labels
 COUNTED_WITH = {GREEDY: [GREEDY, PATIENT], PATIENT: [GREEDY, PATIENT], FILES: [FILES]}
 NUM_COLUMNS = FIRST_BUCKET + len(BUCKETS) + 1
 
@@ -32,6 +33,7 @@ class Metrics:
         """Say which row is this process's; one that takes another's place has no streams, but its counters."""
         self._process, self._own = process, self._table[self._engine, process]
         self.set_streams(0)
+        self.set_lag(0.0)
 
     def beside(self, engine: int) -> "Metrics":
         """The same table for another engine of this process: `PATIENT` or `FILES`."""
@@ -43,6 +45,10 @@ class Metrics:
     def set_streams(self, count: int) -> None:
         """Streams that this process has open."""
         self._own[STREAMS] = count
+
+    def set_lag(self, lag_s: float) -> None:
+        """By how much the audio of this process' live streams is late."""
+        self._own[LAG_S] = lag_s
 
     @property
     def streams(self) -> int:
@@ -63,10 +69,18 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """What the registry shows."""
         total = self._table.sum(axis=(0, 1)).tolist()
-        yield GaugeMetricFamily("mocha_streams", "Streams open now", total[STREAMS])
-        yield CounterMetricFamily("mocha_refused", "Streams refused because the server was full", total[REFUSED])
-        yield CounterMetricFamily("mocha_audio_seconds", "Audio recognised", total[AUDIO_S])
-        yield CounterMetricFamily("mocha_compute_seconds", "Time spent in model steps", total[COMPUTE_S])
+        sums, lags = self._table.sum(axis=1), self._table[..., LAG_S].max(axis=1)
+        for kind, name, what, values in (
+            (GaugeMetricFamily, "mocha_streams", "Streams open now", sums[:, STREAMS]),
+            (GaugeMetricFamily, "mocha_lag_seconds", "How late live audio is, in the latest process", lags),
+            (CounterMetricFamily, "mocha_refused", "Streams refused because the server was full", sums[:, REFUSED]),
+            (CounterMetricFamily, "mocha_audio_seconds", "Audio recognised", sums[:, AUDIO_S]),
+            (CounterMetricFamily, "mocha_compute_seconds", "Time spent in model steps", sums[:, COMPUTE_S]),
+        ):
+            metric = kind(name, what, labels=["engine"])
+            for engine, value in zip(ENGINES, values.tolist(), strict=True):
+                metric.add_metric([engine], value)
+            yield metric
         names = [*(str(float(bound)) for bound in BUCKETS), "+Inf"]
         buckets = list(zip(names, accumulate(total[FIRST_BUCKET:]), strict=True))
         yield HistogramMetricFamily("mocha_step_rows", "Streams in a step", buckets, total[ROWS])

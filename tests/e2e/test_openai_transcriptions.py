@@ -168,3 +168,4 @@ def test_a_full_server(make_server: Any, lively: Recognizer, speech: Any, stream
         with pytest.raises(openai.InternalServerError) as error:  # which the SDK tries again, unless told otherwise
             list(ask(client, speech.wav, stream=stream))
     assert (error.value.code, error.value.status_code) == ("server_full", 503)
+    assert int(error.value.response.headers["retry-after"]) > 0

@@ -107,11 +107,16 @@ async def test_clients_of_others_ask_by_the_name_of_the_model(both: Server, spee
 async def test_another_kind_from_the_next_utterance_on(both: Server, speech: Clip, patient: str, greedy: str):
     audio_input = {"format": {"type": "audio/pcm", "rate": 16_000}, "turn_detection": None}
     async with session(both, **audio_input) as connection:
-        for name, expected in (("mocha-asr-patient", patient), ("mocha-asr", greedy), ("mocha-asr-patient", patient)):
-            body = {"type": "transcription", "audio": {"input": {"transcription": {"model": name}}}}
+        for asked, told, expected in (
+            ({"model": "mocha-asr-patient", "delay": "minimal"}, "mocha-asr-patient", patient),  # our own name counts
+            ({"model": "gpt-realtime-whisper"}, "mocha-asr", greedy),
+            ({"delay": "xhigh"}, "mocha-asr", patient),
+            ({"delay": "minimal"}, "mocha-asr", greedy),
+        ):
+            body = {"type": "transcription", "audio": {"input": {"transcription": asked}}}
             await connection.session.update(session=body)
             updated = (await until(connection, "session.updated"))[-1].session.audio.input.transcription
-            assert updated.model == name
+            assert (updated.model, updated.delay) == (told, asked.get("delay", updated.delay))
             await append(connection, speech.pieces())
             await connection.input_audio_buffer.commit()
             assert (await until(connection, f"{INPUT}.completed"))[-1].transcript == expected

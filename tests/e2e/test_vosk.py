@@ -91,7 +91,8 @@ async def test_partials_only_grow_and_come_with_their_audio(lively_server: Any, 
 async def test_the_default_rate_and_options(lively_server: Any, speech: Any, heard: Callable[..., Any]):
     expected = heard(lively_server, speech.pcm, sample_rate=8_000)
     async with connect(address(lively_server)) as socket:
-        await socket.send('{"config":{"words":false,"phrase_list":["a"],"model":"x"}}')
+        phrases = ["a", "b" * 61, *map(str, range(300))]  # more, and a longer one, than the server favours
+        await socket.send(json.dumps({"config": {"words": False, "phrase_list": phrases, "model": "x"}}))
         replies = await lockstep(socket, [*speech.pieces(), EOF])
     assert text_of(replies) == expected.text
     assert all(set(r) in ({"partial"}, {"text"}) for r in replies)

@@ -276,7 +276,7 @@ async def test_a_file_that_is_read_when_the_server_ends_is_told(
             where = f"http://{host}:{port}{'/v1/audio/transcriptions' if path == 'stream' else path}"
             asking = asyncio.create_task(client.post(where, **given))
             for _ in range(1000):
-                if "mocha_streams 1" in (await client.get(f"http://{host}:{port}/metrics")).text:
+                if 'mocha_streams{engine="greedy"} 1' in (await client.get(f"http://{host}:{port}/metrics")).text:
                     break
                 await asyncio.sleep(0.01)
         answer = await asking
@@ -302,8 +302,30 @@ def test_response_formats(lively_server: Any, expected: str):
     assert post(lively_server, "weather.wav", response_format="vtt").text.startswith("WEBVTT\n\n00:00:0")
 
 
-def test_server_sent_events(lively_server: Any, expected: str):
-    lines = [line for line in post(lively_server, "weather.wav", stream="true").text.splitlines() if line]
+async def test_who_waits_for_long_is_told_that_it_goes_on():
+    async def items() -> AsyncIterator[int]:
+        yield 1
+        await asyncio.sleep(0.25)
+        yield 2
+        raise ValueError("broken")
+
+    told: list[int | None] = []
+
+    async def listen() -> None:
+        async for item in upload.never_silent(items(), 0.1):
+            told.append(item)
+
+    with pytest.raises(ValueError, match="broken"):
+        await listen()
+    assert told[0] == 1 and told[-1] == 2 and len(told) > 2 and set(told[1:-1]) == {None}
+
+
+@pytest.mark.parametrize("silent_s", [60, 0])
+def test_server_sent_events(lively_server: Any, expected: str, silent_s: float, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(openai_transcriptions, "SILENT_S", silent_s)
+    sent = post(lively_server, "weather.wav", stream="true").text.splitlines()
+    lines = [line for line in sent if line and not line.startswith(":")]
+    assert (len(lines) < len([line for line in sent if line])) == (silent_s == 0)
     assert lines[-1] == "data: [DONE]"
     events = [httpx.Response(200, text=line.removeprefix("data: ")).json() for line in lines[:-1]]
     assert {e["type"] for e in events[:-1]} == {"transcript.text.delta"}

@@ -6,6 +6,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from mocha_server.messages import Word
+from mocha_server.protocols.upload import RETRY
 
 
 def model_info(name: str) -> dict[str, str]:
@@ -35,4 +36,5 @@ def metadata(request_id: str, sha256: str, created: datetime, seconds: float, ch
 def refusal(status: int, code: str, message: str, request_id: str) -> JSONResponse:
     """Deepgram's error body."""
     body: dict[str, Any] = {"err_code": code, "err_msg": message, "request_id": request_id}
-    return JSONResponse(body, status_code=status, headers={"dg-request-id": request_id, "dg-error": message})
+    headers = {"dg-request-id": request_id, "dg-error": message, **RETRY.get(status, {})}
+    return JSONResponse(body, status_code=status, headers=headers)

@@ -57,6 +57,8 @@ class RealtimeTranslator:
         asked = self.config.audio.input
         phrases = asked.transcription.keywords if asked.transcription else ()
         patient = self._info.models.get(self._model)
+        if patient is None and asked.transcription and asked.transcription.delay:
+            patient = asked.transcription.delay != "minimal"
         return asked.format.start().model_copy(update={"phrases": phrases, "patient": patient})
 
     @property
@@ -193,6 +195,7 @@ class RealtimeTranslator:
         body = self.config.model_dump(mode="json")
         transcription = body["audio"]["input"].get("transcription") or {}
         body["audio"]["input"]["transcription"] = {**transcription, "model": self._model}
+        body["include"] = None  # there are no log-probabilities
         return {"id": self._session_id, "object": "realtime.transcription_session", **body}
 
 

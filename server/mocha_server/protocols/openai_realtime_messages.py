@@ -49,10 +49,11 @@ class TurnDetection(_Lenient):
 
 
 class Transcription(_Lenient):
-    """`session.audio.input.transcription`; `keywords` are favoured, and `model` may ask for patience."""
+    """`session.audio.input.transcription`; `keywords` are favoured, `model` or a `delay` may ask for patience."""
 
     keywords: Phrases = ()
     model: str | None = None
+    delay: Literal["minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
 class Input(_Lenient):

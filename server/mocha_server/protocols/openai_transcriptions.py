@@ -21,7 +21,17 @@ from mocha_server.engine import Engine
 from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import ErrorCode, Segment, phrase_lists
 from mocha_server.openapi import MODELS, ONE_MODEL, TRANSCRIPTIONS, transcription_form
-from mocha_server.protocols.upload import STOPS, Upload, UploadError, discard_form, limited, reading, told_of_the_end
+from mocha_server.protocols.upload import (
+    RETRY,
+    STOPS,
+    Upload,
+    UploadError,
+    discard_form,
+    limited,
+    never_silent,
+    reading,
+    told_of_the_end,
+)
 from mocha_server.session import explain
 from mocha_server.stream import EngineError
 from mocha_server.subtitles import srt, vtt
@@ -30,6 +40,7 @@ router = APIRouter()
 FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
 STREAMED_FORMATS = ("json", "text")
 FORM_LIMITS = {"max_files": 1, "max_fields": 300, "max_part_size": 1 << 16}
+SILENT_S = 15.0  # without an event
 TIMESTAMPS = "timestamp_granularities"
 GRANULARITIES = ("word", "segment")
 
@@ -45,7 +56,7 @@ class RequestError(ValueError):
         """The error body of OpenAI's API."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        return JSONResponse({"error": error}, status_code=self.status, headers=headers)
+        return JSONResponse({"error": error}, self.status, {**RETRY.get(self.status, {}), **(headers or {})})
 
 
 @dataclass(frozen=True)
@@ -185,11 +196,13 @@ class EventStream(StreamingResponse):
 
 
 async def _events(upload: Upload) -> AsyncIterator[bytes]:
-    """An error after the first byte is an event too."""
+    """An error after the first byte is an event too. Comments are for proxies, which end what is silent for long."""
     said: list[str] = []
     try:
-        async for message in upload.messages():
-            if isinstance(message, Segment):
+        async for message in never_silent(upload.messages(), SILENT_S):
+            if message is None:
+                yield b": more will come\n\n"
+            elif isinstance(message, Segment):
                 said.append(message.text)
             else:
                 yield _event({"type": "transcript.text.delta", "delta": message.delta})

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import IO
+from typing import IO, TypeVar
 
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 READ_BYTES = 1 << 16
 UPLOADS_AT_ONCE = 64  # whose bodies a process reads; each may fill `Settings.max_upload_mb` of the disk
 STOPS = "the server stops"
+RETRY = {503: {"Retry-After": "5"}}  # headers of answers, by status
+T = TypeVar("T")
 
 
 class UploadError(HTTPException):
@@ -112,6 +114,27 @@ class Upload:
         finally:
             stream.finish()
             await self._blocks.aclose()
+
+
+async def never_silent(items: AsyncIterator[T], silent_s: float) -> AsyncIterator[T | None]:
+    """The same, and None whenever nothing came for `silent_s`."""
+    coming: asyncio.Future[T] | None = None
+    try:
+        while True:
+            coming = coming or asyncio.ensure_future(anext(items))
+            done, _ = await asyncio.wait({coming}, timeout=silent_s)
+            if not done:
+                yield None
+                continue
+            item, coming = coming, None
+            try:
+                yield item.result()
+            except StopAsyncIteration:
+                return
+    finally:
+        if coming is not None:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import orjson
 from fastapi import APIRouter, WebSocket
 from pydantic import BaseModel, ConfigDict, Field
 
-from mocha_server.messages import End, Error, ErrorCode, Phrases, Segment, Start, Text
+from mocha_server.messages import End, Error, ErrorCode, Names, Segment, Start, Text, favourable
 from mocha_server.protocols.live import (
     Gone,
     Live,
@@ -38,7 +38,7 @@ class Config(BaseModel):
     words: bool = True
     model: str = ""
     max_alternatives: int = Field(0, ge=0)
-    phrase_list: Phrases = ()
+    phrase_list: Names = None
 
 
 class Control(BaseModel):
@@ -62,7 +62,8 @@ class VoskTranslator:
     def start(self) -> Start:
         """16-bit mono, at the configured rate."""
         patient = self._info.models.get(self.config.model)
-        return Start(sample_rate=round(self.config.sample_rate), phrases=self.config.phrase_list, patient=patient)
+        phrases = favourable(self.config.phrase_list or ())
+        return Start(sample_rate=round(self.config.sample_rate), phrases=phrases, patient=patient)
 
     def said(self, message: Said) -> None:
         """Remember it for a reply."""

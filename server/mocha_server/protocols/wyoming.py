@@ -7,14 +7,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mocha_server.engine import Engine
 from mocha_server.live_engines import LiveEngines
-from mocha_server.messages import MAX_PHRASE_CHARACTERS, MAX_PHRASES, End, Error, ErrorCode, Segment, Start, Text
+from mocha_server.messages import End, Error, ErrorCode, Names, Segment, Start, Text, favourable
 from mocha_server.protocols.live import SLOW_S, Gone, Live, Request, Said, Then, converse, refused
 from mocha_server.session import explain
 from mocha_server.settings import Settings
@@ -25,7 +25,6 @@ VERSION = "1.5.2"  # of the protocol these messages are written for
 MAX_LINE_BYTES, MAX_DATA_BYTES, MAX_PAYLOAD_BYTES = 1 << 16, 1 << 20, 1 << 24
 LINGER_S = 2.0  # how long a refused client may go on sending
 Data = TypeVar("Data", bound=BaseModel)
-Names = Annotated[list[str] | None, Field(fail_fast=True)]  # thousands may come, all of them wrong
 
 
 class Event(BaseModel):
@@ -60,9 +59,8 @@ class Transcribe(BaseModel):
 
     @property
     def phrases(self) -> tuple[str, ...]:
-        """As many as the server favours, each once; one that is too long for it is left out."""
-        given = dict.fromkeys([*(self.transcript_names or ()), *(self.transcript_terms or ())])
-        return tuple(phrase for phrase in given if len(phrase) <= MAX_PHRASE_CHARACTERS)[:MAX_PHRASES]
+        """As many as the server favours."""
+        return favourable([*(self.transcript_names or ()), *(self.transcript_terms or ())])
 
 
 class WyomingTranslator:
