@@ -7,14 +7,21 @@ TORCH_INDEX ?=
 setup: .venv/.ready
 
 # TORCH_INDEX: PyTorch's own index of CPU wheels, which are far smaller than the usual ones; its install page names it.
-.venv/.ready: pyproject.toml
+.venv/bin/pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "needs Python 3.11 or later: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(if $(TORCH_INDEX),$(BIN)/pip install "torch==2.11.*" "torchaudio==2.11.*" --index-url $(TORCH_INDEX))
+
+.venv/.ready: pyproject.toml | .venv/bin/pip
 	$(BIN)/pip install -e ".[dev]"
+	touch .venv/.serves $@
+
+# A server and its clients need a fraction of that.
+.venv/.serves: pyproject.toml | .venv/bin/pip
+	$(BIN)/pip install -e ".[microphone]"
 	touch $@
 
-serve: setup
+serve: .venv/.serves
 	$(BIN)/mocha-asr serve
 
 # A file's tests stay in one process: they share its servers. In their own order: else files of few tests come last,
