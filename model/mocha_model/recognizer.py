@@ -263,14 +263,20 @@ class Recognizer:
         return self.config.encoder.look_ahead_frames * self.frame_samples
 
     @property
+    def pause_frames(self) -> int:
+        """Frames without a character that end a segment, unless a stream has a number of its own."""
+        return self.config.decoder.endpoint_frames
+
+    @property
     def chunk_width(self) -> int:
         """w, frames that each character attends to."""
         return self.model.decoder.attention.chunk_width
 
-    def init_state(self, batch_size: int, roots: Tensor | None = None) -> RecognizerState:
+    def init_state(self, batch_size: int, roots: Tensor | None = None, pause: Tensor | None = None) -> RecognizerState:
         """State of `batch_size` streams that have heard nothing.
 
         `roots` [B] int64 are what `phrases.add` gave for each stream, 0 for none; they stay until another state.
+        `pause` [B] int64 is how many frames without a character end a segment, `pause_frames` if not given.
         """
         device = self.model.features.mean.device
         scorers = self._fusion.init_state(batch_size, device)
@@ -280,7 +286,7 @@ class Recognizer:
         return RecognizerState(
             self.model.features.init_state(batch_size),
             self._encoder.init_state(batch_size),
-            self._search.init_state(batch_size, scorers),
+            self._search.init_state(batch_size, scorers, pause),
         )
 
     @torch.inference_mode()

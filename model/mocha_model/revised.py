@@ -43,10 +43,13 @@ class RevisedSearch:
         self.live, self.settling = live, settling
         self.num_scorers = len(live.fusion.parts)
 
-    def init_state(self, batch_size: int, scorers: tuple[Any, ...] | None = None) -> RevisedState:
+    def init_state(
+        self, batch_size: int, scorers: tuple[Any, ...] | None = None, pause: Tensor | None = None
+    ) -> RevisedState:
         """See `GreedySearch.init_state`."""
         first = None if scorers is None else scorers[len(scorers) - self.num_scorers :]
-        return RevisedState(self.live.init_state(batch_size, first), self.settling.init_state(batch_size, scorers))
+        live = self.live.init_state(batch_size, first, pause)
+        return RevisedState(live, self.settling.init_state(batch_size, scorers, pause))
 
     def step(
         self, memory: Tensor, labels: Tensor, num_valid: Tensor, state: RevisedState, phones: Tensor | None = None

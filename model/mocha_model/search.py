@@ -37,6 +37,7 @@ class SearchState:
         last_voiced: [B] int64, newest frame where the CTC head hears a character, -1 before any.
         open: [B] bool, whether the segment has a character.
         scorers: states of what is fused, if anything.
+        pause: [B] int64, frames without a character (by CTC) or an emission that end a segment.
 
     """
 
@@ -51,6 +52,7 @@ class SearchState:
     last_voiced: Tensor
     open: Tensor
     scorers: tuple[Any, ...]
+    pause: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +88,13 @@ class GreedySearch:
         self.width = decoder.attention.chunk_width
         self.fusion = fusion or Fusion(())
 
-    def init_state(self, batch_size: int, scorers: tuple[Any, ...] | None = None) -> SearchState:
-        """Streams that have heard nothing; `scorers` is the state of the fusion, fresh if not given."""
+    def init_state(
+        self, batch_size: int, scorers: tuple[Any, ...] | None = None, pause: Tensor | None = None
+    ) -> SearchState:
+        """Streams that have heard nothing; `scorers` is the state of the fusion, fresh if not given.
+
+        `pause` [B] int64 is how many frames without a character end a segment, `config.endpoint_frames` if not given.
+        """
         like = self.decoder.output.weight
         count = torch.zeros(batch_size, dtype=torch.int64, device=like.device)
         return SearchState(
@@ -102,6 +109,7 @@ class GreedySearch:
             last_voiced=count - 1,
             open=count > 0,
             scorers=self.fusion.init_state(batch_size, like.device) if scorers is None else scorers,
+            pause=count + self.config.endpoint_frames if pause is None else pause,
         )
 
     def step(
@@ -185,7 +193,7 @@ class GreedySearch:
         index = rows.nonzero()[:, 0]
         new = gather_rows(state, torch.arange(len(rows), device=rows.device))
         scorers = self.fusion.restart(gather_rows(state.scorers, index))
-        scatter_rows(new, index, self.init_state(len(index), scorers))
+        scatter_rows(new, index, self.init_state(len(index), scorers, state.pause[index]))
         return symbols, new
 
 
@@ -207,8 +215,7 @@ class _Turn:
         self.offset, self.vectors = state.num_frames, search.energies.vectors()
         self.place = torch.arange(keys.shape[1] - search.width + 1, device=keys.device)
         quiet = self._is_quiet(slice(None), state.last_emission)
-        if len(self.place) < self.config.endpoint_frames:  # too few for a segment that has yet to begin
-            quiet &= state.open[:, None]
+        quiet &= (state.open | (len(self.place) >= state.pause))[:, None]  # else too few for one that is to begin yet
         self.may_end = bool(quiet.any())  # emissions only put an end off
 
     def run(self, rows: Tensor, pointer: Tensor, symbols: list[Symbol]) -> Tensor:
@@ -239,7 +246,8 @@ class _Turn:
     def _is_quiet(self, rows: Any, last_emission: Tensor) -> Tensor:
         """Whether [R, T] a segment of `rows`, if one is open, ends before each frame."""
         heard = torch.maximum(self.last_voiced[rows], last_emission[:, None])
-        return self.offset[rows, None] + self.place - heard >= self.config.endpoint_frames
+        quiet: Tensor = self.offset[rows, None] + self.place - heard >= self.state.pause[rows, None]
+        return quiet
 
     def _end_segments(self, rows: Tensor, first: Tensor, pointer: Tensor, symbols: list[Symbol]) -> None:
         """Trailing silence: the segment ends before frame `first`, which a fresh decoder then inspects."""

@@ -43,6 +43,7 @@ class WideState:
     last_voiced: Tensor
     open: Tensor
     last_shown: Tensor
+    pause: Tensor
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,10 @@ class WideSearch(ABC):
             "p": like.new_zeros(rows, MAX_UNSTABLE),
         }
 
-    def init_state(self, batch_size: int, scorers: tuple[Any, ...] | None = None) -> WideState:
-        """Streams that have heard nothing; `scorers` is the state of the fusion [B], fresh if not given."""
+    def init_state(
+        self, batch_size: int, scorers: tuple[Any, ...] | None = None, pause: Tensor | None = None
+    ) -> WideState:
+        """Streams that have heard nothing; arguments as of `GreedySearch.init_state`."""
         like, width = self.decoder.output.weight, self.width
         count = torch.zeros(batch_size, dtype=torch.int64, device=like.device)
         scorers = self.fusion.init_state(batch_size, like.device) if scorers is None else scorers
@@ -165,6 +168,7 @@ class WideSearch(ABC):
             last_voiced=count - 1,
             open=count > 0,
             last_shown=count + Tokenizer.sos_id,
+            pause=count + self.config.endpoint_frames if pause is None else pause,
         )
 
     def step(
@@ -220,7 +224,7 @@ class WideSearch(ABC):
             x.gather(1, best[:, None])[:, 0] for x in (state.hypotheses.last_emission, state.hypotheses.length)
         )
         quiet = frame - torch.maximum(state.last_voiced, last_emission)
-        too_long: Tensor = (quiet >= self.config.endpoint_frames) & (state.open | (length > 0))
+        too_long: Tensor = (quiet >= state.pause) & (state.open | (length > 0))
         return too_long
 
     def search_frame(
@@ -349,7 +353,8 @@ class WideSearch(ABC):
             finished = self._finish(flat_rows(state.hypotheses), frames)
         ready = replace(state, hypotheses=where_rows(rows & spoken, split_rows(finished, self.width), state.hypotheses))
         closed = self.close(rows & spoken, ready, last, symbols, state.keys, state.values)
-        return symbols, where_rows(rows, self.init_state(len(rows), self._restarted(state.hypotheses.scorers)), closed)
+        fresh = self.init_state(len(rows), self._restarted(state.hypotheses.scorers), state.pause)
+        return symbols, where_rows(rows, fresh, closed)
 
     def _restarted(self, scorers: tuple[Any, ...]) -> tuple[Any, ...]:
         """Of `scorers` [R, W], what they are [R] before the first symbol of each stream's next segment."""

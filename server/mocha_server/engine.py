@@ -40,7 +40,7 @@ def model_info(recognizer: Recognizer) -> ModelInfo:
     r = recognizer
     sizes = (r.sample_rate, r.frame_samples, r.latency_samples, r.chunk_width)
     read = (r.patience_samples, r.least_evidence, r.look_ahead_samples, r.settles)
-    return ModelInfo(r.name, *sizes, r.calibration, r.file_calibration, *read)
+    return ModelInfo(r.name, *sizes, r.pause_frames, r.calibration, r.file_calibration, *read)
 
 
 @dataclass(frozen=True)
@@ -316,8 +316,10 @@ class Engine:
         rows = every[: len(works)]
         fresh = torch.tensor([work.fresh for work in works], device=device)
         if fresh.any():
-            roots = torch.tensor([stream.phrases for stream, work, _ in taken if work.fresh], device=device)
-            scatter_rows(self._pool, rows[fresh], self._recognizer.init_state(len(roots), roots))
+            beginning = [stream for stream, work, _ in taken if work.fresh]
+            roots = torch.tensor([stream.phrases for stream in beginning], device=device)
+            pause = torch.tensor([stream.pause or self._recognizer.pause_frames for stream in beginning], device=device)
+            scatter_rows(self._pool, rows[fresh], self._recognizer.init_state(len(roots), roots, pause))
         emissions, state = self._recognizer.step(samples, num_samples, gather_rows(self._pool, every))
         if works[0].flush:  # then all of them
             rest, state = self._recognizer.flush(state, torch.ones(num_rows, dtype=torch.bool, device=device))

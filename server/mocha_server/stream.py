@@ -43,6 +43,7 @@ class Stream:
     loop: asyncio.AbstractEventLoop
     blocks: deque[Samples] = field(default_factory=deque)
     phrases: int = 0  # root of what this stream favours, in the recogniser's book
+    pause: int = 0  # frames without a character that end a segment, from the next beginning; 0 for the recogniser's own
     old_phrases: list[int] = field(default_factory=list)  # roots it may use until it begins anew
     began: float = 0.0  # when its first audio came; moved on by what the client paused
     num_taken: int = 0  # samples the model has had

@@ -25,6 +25,7 @@ class ModelInfo:
     frame_samples: int
     latency_samples: int
     chunk_width: int
+    pause_frames: int = 20  # without a character that end a segment, unless a stream has a number of its own
     calibration: Calibration | None = None
     settled_calibration: Calibration | None = None  # where a segment's text is settled when it ends
     patience_samples: int = 0  # after its frame, a character is emitted at the latest
@@ -41,6 +42,10 @@ class ModelInfo:
     def models(self) -> dict[str, bool | None]:
         """Names by which clients may ask for this model, and whether with patience; None as the server is set."""
         return {self.name: None, f"{self.name}-greedy": False, f"{self.name}-patient": True}
+
+    def pause_for(self, pause_ms: int | None) -> int:
+        """The frames of a pause that ends a segment, for a stream that asks for one of `pause_ms`, or for none."""
+        return self.pause_frames if pause_ms is None else max(1, round(pause_ms / 1000 / self.frame_s))
 
     def time_s(self, frame: int) -> float:
         """Seconds from the start of the stream when the audio of `frame` was complete."""
