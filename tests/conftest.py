@@ -99,6 +99,7 @@ class Server:
     def __init__(self, recognizer: Recognizer, **settings: object) -> None:
         # A slow machine refuses nobody, and has few shapes of steps to prepare for; all are read greedily.
         given = {"max_lag_ms": 600_000, "max_streams": 32, "file_beam": 0, "live_beam": 0} | settings
+        self.key = settings.get("api_key")
         self.app = create_app(Settings(**given), recognizer)  # type: ignore[arg-type]
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
@@ -155,6 +156,14 @@ def speech_directory() -> Path:
     if not (path / "dev.jsonl").is_file():
         pytest.skip(f"needs recorded speech: no dev.jsonl in {path} (set MOCHA_SPEECH)")
     return path
+
+
+@pytest.fixture(scope="session")
+def keyed_server(lively: Recognizer) -> Iterator[Server]:
+    """One that wants a key, and lets pages of https://app.example in."""
+    running = Server(lively, api_key="s3cret-k.e~y", allow_origins="https://app.example/, https://other.example")
+    yield running
+    running.stop()
 
 
 @pytest.fixture(scope="session")

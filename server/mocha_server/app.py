@@ -17,6 +17,7 @@ from starlette.routing import Match, Route, WebSocketRoute
 from starlette.types import Scope
 
 from mocha_model.recognizer import Recognizer, language_for
+from mocha_server.access import guard
 from mocha_server.engine import Engine, Limits
 from mocha_server.live_engines import LiveEngines
 from mocha_server.metrics import FILES, PATIENT, Metrics
@@ -105,6 +106,7 @@ def create_app(settings: Settings | None = None, recognizer: Recognizer | None =
     app.add_api_route("/v1/{path:path}", _nothing_there, methods=METHODS, include_in_schema=False)
     app.mount("/client", Page(packages=[("mocha_client", "javascript")]))
     app.mount("/", Page(directory=WEB, html=True))
+    guard(app, settings, page=frozenset({"/", *(f"/{file.name}" for file in WEB.iterdir())}))
     return app
 
 

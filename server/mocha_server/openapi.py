@@ -48,6 +48,26 @@ def add_page(app: FastAPI) -> None:
     app.mount(f"/{ASSETS}", StaticFiles(packages=[("fastapi_offline", "static")]))
 
 
+def describe_key(app: FastAPI) -> None:
+    """Say that all but `/health` needs a key, and what is answered without: the page has a button for it then."""
+    plain = app.openapi
+
+    def keyed() -> Schema:
+        document = plain()
+        document.setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                if path == "/health":
+                    operation["security"] = []
+                else:
+                    refused = DEEPGRAM_ERROR if path == "/v1/listen" else OPENAI_ERROR
+                    operation["responses"]["401"] = _json("no key was given, or not the right one", refused)
+        return document
+
+    app.openapi = keyed  # type: ignore[method-assign]
+
+
 def _object(optional: Schema | None = None, /, **required: Schema) -> Schema:
     return {"type": "object", "properties": required | (optional or {}), "required": list(required)}
 
@@ -150,10 +170,11 @@ DEEPGRAM_METADATA = _object(
 DEEPGRAM_RESULTS = _object(
     {"utterances": _list({"type": "object"})}, channels=_list(_object(alternatives=_list(DEEPGRAM_ALTERNATIVE)))
 )
+DEEPGRAM_ERROR = _object(err_code=TEXT, err_msg=TEXT, request_id=TEXT)
 LISTEN: dict[int | str, Schema] = {
     200: _json("The transcript", _object(metadata=DEEPGRAM_METADATA, results=DEEPGRAM_RESULTS)),
     **_errors(
-        _object(err_code=TEXT, err_msg=TEXT, request_id=TEXT),
+        DEEPGRAM_ERROR,
         of_400=MISTAKE,
         of_408=LATE,
         of_413=LARGE,

@@ -1,23 +1,55 @@
 """What an operator can set: options of `serve`, or environment variables with the prefix MOCHA_."""
 
+import re
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from mocha_model.joint import JointConfig
 
 FILE_BEAM = JointConfig().width
+KEY = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)  # what a WebSocket's subprotocol may have: browsers give it as one
+ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#@*\s]+")
+
+
+def _sendable(key: SecretStr) -> SecretStr:
+    if not KEY.fullmatch(key.get_secret_value()):
+        raise ValueError("a key is of letters, digits and any of !#$%&'*+-.^_`|~")
+    return key
+
+
+def _origins(given: object) -> object:
+    """`given` apart, where it is text."""
+    if not isinstance(given, str):
+        return given
+    origins = tuple(each.strip().lower().removesuffix("/") for each in given.split(",") if each.strip())
+    wrong = [each for each in origins if not ORIGIN.fullmatch(each)]
+    if wrong:
+        raise ValueError(f"{wrong[0]} is no origin, such as https://example.org, nor *")
+    return origins
 
 
 class Settings(BaseSettings):
     """Settings of a server, checked at the start."""
 
-    model_config = SettingsConfigDict(env_prefix="MOCHA_", env_ignore_empty=True, frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="MOCHA_",
+        env_ignore_empty=True,
+        frozen=True,
+        hide_input_in_errors=True,  # a key may be in it
+    )
 
     host: str = Field("127.0.0.1", min_length=1, description="address to listen at; `::` is all, of IPv4 too")
     port: int = Field(8000, ge=0, le=65535, description="TCP port of everything but Wyoming")
     wyoming_port: int | None = Field(None, ge=0, le=65535, description="TCP port for Wyoming clients; off if not given")
+    api_key: Annotated[SecretStr, AfterValidator(_sendable)] | None = Field(
+        None, description="key that every client has to give, except those of Wyoming; no key if not given"
+    )
+    allow_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)] | None = Field(
+        None, description="origins, with commas between them, whose pages may use the server; `*` is all; see below"
+    )
     model: Path | None = Field(None, description="checkpoint; the bundled one if not given")
     max_streams: int = Field(
         512,

@@ -69,6 +69,19 @@ def test_listen(paths: dict[str, Any], lively_server: Any):
     check(operation, response)
 
 
+def test_a_key_that_is_needed(paths: dict[str, Any], keyed_server: Any):
+    document = httpx.get(f"{keyed_server.http}/openapi.json").json()
+    (scheme,) = document["components"]["securitySchemes"].items()
+    assert scheme[1] == {"type": "http", "scheme": "bearer"} and document["security"] == [{scheme[0]: []}]
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            response = httpx.request(method, keyed_server.http + path.format(name="lively"))
+            assert response.status_code == (200 if path == "/health" else 401)
+            assert (operation.get("security") == []) == (path == "/health")
+            check(operation, response)
+    assert not any("401" in operation["responses"] for path in paths.values() for operation in path.values())
+
+
 @pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/listen"])
 def test_errors(paths: dict[str, Any], lively_server: Any, make_server: Any, lively: Any, path: str):
     small = make_server(lively, max_upload_mb=1)

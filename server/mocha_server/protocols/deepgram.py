@@ -19,7 +19,17 @@ from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import Character, End, Error, ErrorCode, Phrases, Segment, Start, Word
 from mocha_server.protocols.deepgram_options import LiveOptions, OptionError, live_options
 from mocha_server.protocols.deepgram_wire import alternative, metadata, model_info, refusal
-from mocha_server.protocols.live import Live, Refused, Request, Said, Then, WebSocketTransport, converse, has_left
+from mocha_server.protocols.live import (
+    Live,
+    Refused,
+    Request,
+    Said,
+    Then,
+    WebSocketTransport,
+    agreed_subprotocol,
+    converse,
+    has_left,
+)
 from mocha_server.session import MessageError, explain, understood
 from mocha_server.stream import EngineError
 from mocha_server.transcript import ModelInfo, SpokenText
@@ -216,10 +226,8 @@ async def listen(socket: WebSocket) -> None:
     except EngineError as error:
         await socket.send_denial_response(refusal(503, error.code.value, str(error), request_id))
         return
-    offered = socket.scope.get("subprotocols") or []
     try:
-        accepted = next((p for p in offered if p in ("token", "bearer")), None)
-        await socket.accept(accepted, headers=[(b"dg-request-id", request_id.encode())])
+        await socket.accept(agreed_subprotocol(socket), headers=[(b"dg-request-id", request_id.encode())])
         translator = DeepgramTranslator(options, info, live, request_id)
         await converse(WebSocketTransport(socket), translator, live, socket.app.state.settings.idle_s)
     finally:

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 SLOW_S = 20.0  # a client that does not read for so long is given up
 PIECE_BYTES = 1 << 15  # of a message at a time, so that a large one holds up nobody else
 LEFT = "mocha.left"  # among the extensions of a WebSocket's scope once its client has left: see `serving`
+KEY_SUBPROTOCOLS = ("bearer", "token")  # the one before a key, where a client cannot set headers
 CLOSE_CODES = {ErrorCode.SERVER_FULL: 1013, ErrorCode.INTERNAL: 1011, ErrorCode.TOO_SLOW: 1011}  # others 1008
 Said = SpokenText | Segment | End | Error  # errors that are not fatal
 
@@ -42,6 +43,11 @@ def cut(audio: bytes) -> Iterator[bytes]:
 def has_left(socket: WebSocket) -> bool:
     """Whether its client has; between the pieces of a large message nobody waits for messages, and would notice."""
     return LEFT in socket.scope.get("extensions", {})
+
+
+def agreed_subprotocol(socket: WebSocket) -> str | None:
+    """What a client hands its key over by, if it does by subprotocol: it takes no answer without that."""
+    return next((name for name in socket.scope.get("subprotocols") or [] if name in KEY_SUBPROTOCOLS), None)
 
 
 def silent(idle_s: float) -> str:

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import Error, ErrorCode, Start
-from mocha_server.protocols.live import CLOSE_CODES, cut, has_left, silent
+from mocha_server.protocols.live import CLOSE_CODES, agreed_subprotocol, cut, has_left, silent
 from mocha_server.session import OutMessage, Session, State, parsed
 from mocha_server.stream import EngineError, Stream
 
@@ -23,7 +23,7 @@ router = APIRouter()
 async def stream(socket: WebSocket) -> None:
     """The native streaming protocol; see docs/protocol.md."""
     with suppress(WebSocketDisconnect):  # the client may leave at any time
-        await socket.accept()
+        await socket.accept(agreed_subprotocol(socket))
         await _serve(socket, socket.app.state.live, socket.app.state.settings.idle_s)
 
 

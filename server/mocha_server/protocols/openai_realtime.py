@@ -17,7 +17,16 @@ from pydantic import ValidationError
 
 from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import End, Error, ErrorCode, Segment, Start, Text
-from mocha_server.protocols.live import Live, Request, Said, Then, WebSocketTransport, converse, has_left
+from mocha_server.protocols.live import (
+    Live,
+    Request,
+    Said,
+    Then,
+    WebSocketTransport,
+    agreed_subprotocol,
+    converse,
+    has_left,
+)
 from mocha_server.protocols.openai_realtime_messages import (
     MAX_EVENT_ID,
     Append,
@@ -204,7 +213,7 @@ async def realtime(socket: WebSocket) -> None:
     """One Realtime connection."""
     engines: LiveEngines = socket.app.state.live
     protocols = socket.scope.get("subprotocols") or []
-    await socket.accept("realtime" if "realtime" in protocols else None)
+    await socket.accept("realtime" if "realtime" in protocols else agreed_subprotocol(socket))
     transport, translator = WebSocketTransport(socket), RealtimeTranslator(engines.greedy.info)
     idle_s: float = socket.app.state.settings.idle_s
     live = Live(engines, left=partial(has_left, socket))

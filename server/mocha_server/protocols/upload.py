@@ -204,6 +204,11 @@ def limited(request: Request) -> Request:
     return Request(request.scope, _Body(request).receive)
 
 
+async def forget(request: Request) -> None:
+    """Read its body, which nobody wants; raises UploadError where it does not come to its end."""
+    await _Body(request).forget()
+
+
 @asynccontextmanager
 async def reading(request: Request) -> AsyncIterator[Request]:
     """The same request, limited, while its body is written to a file.

@@ -18,6 +18,7 @@ from mocha_server.protocols.live import (
     Refused,
     Said,
     WebSocketTransport,
+    agreed_subprotocol,
     has_left,
     receive_within,
     refused,
@@ -115,7 +116,7 @@ def parse(text: str) -> Control:
 async def vosk(socket: WebSocket) -> None:
     """One vosk-server connection."""
     live = Live(socket.app.state.live, left=partial(has_left, socket))
-    await socket.accept()
+    await socket.accept(agreed_subprotocol(socket))
     transport = WebSocketTransport(socket)
     try:
         live.open()
