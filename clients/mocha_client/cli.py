@@ -84,6 +84,7 @@ def main() -> None:
 def stream(
     files: Annotated[list[str] | None, typer.Argument(help='audio files of any format; "-" is standard input')] = None,
     url: Annotated[str, typer.Option(help="the server's native endpoint, or the address of its page")] = DEFAULT_URL,
+    api_key: Annotated[str | None, typer.Option(envvar="MOCHA_API_KEY", help="of a server that wants one")] = None,
     chunk_ms: Annotated[int, typer.Option(min=1, max=60_000, help="audio in each message")] = 100,
     realtime: Annotated[bool, typer.Option(help="pace files as if they were spoken now")] = False,
     microphone: Annotated[bool, typer.Option(help="listen to the microphone until Ctrl-C")] = False,
@@ -120,14 +121,14 @@ def stream(
     try:
         if microphone:
             view = MicrophoneView(console) if console.is_terminal and not as_json else _view(as_json)
-            asyncio.run(_stream(microphone_pieces(chunk_ms), start, url, view, captions))
+            asyncio.run(_stream(microphone_pieces(chunk_ms), start, url, api_key, view, captions))
         heard = []
         for path in files or []:
             interrupted = asyncio.Event()
             pieces = raw_pieces(path, chunk_ms, start) if encoding else decoded_pieces(path, chunk_ms)
             given = read_aside(pieces, interrupted)
             paced = _paced(given, piece_bytes(start, 1000), interrupted) if realtime else given
-            heard.append(_is_heard(_stream(paced, start, url, _view(as_json), captions)))
+            heard.append(_is_heard(_stream(paced, start, url, api_key, _view(as_json), captions)))
             if interrupted.is_set():
                 raise typer.Exit(INTERRUPTED)
         if not all(heard):
@@ -174,14 +175,16 @@ def _is_heard(streaming: Coroutine[Any, Any, None]) -> bool:
     return True
 
 
-async def _stream(pieces: AsyncIterator[bytes], start: Start, url: str, view: View, captions: Path | None) -> None:
+async def _stream(
+    pieces: AsyncIterator[bytes], start: Start, url: str, api_key: str | None, view: View, captions: Path | None
+) -> None:
     async def shown() -> AsyncIterator[bytes]:
         async for piece in pieces:
             view.heard(piece)
             yield piece
 
     audio = (start.sample_rate, start.encoding, start.channels, start.phrases)
-    async with StreamingClient(url, *audio, patient=start.patient) as client:
+    async with StreamingClient(url, *audio, patient=start.patient, api_key=api_key) as client:
         assert client.ready is not None
         subtitles = Captions(captions, client.ready.frame_ms / 1000) if captions else None
         try:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from mocha_client.connection import CLOSE_S, DEFAULT_URL, ClientError, connected, endpoint
+from mocha_client.connection import CLOSE_S, DEFAULT_URL, ClientError, KeyRefused, authorization, connected, endpoint
 from mocha_client.continuity import Continuity, Reconnected
 from mocha_server.messages import (
     Encoding,
@@ -61,6 +61,7 @@ class StreamingClient:
         reconnect_s: float = 30.0,
         keep_s: float = 300.0,
         patient: bool | None = None,
+        api_key: str | None = None,
     ) -> None:
         """Describe the audio that `send` will be given: interleaved `channels` at `sample_rate` Hz.
 
@@ -70,8 +71,10 @@ class StreamingClient:
         `keep_s`: audio kept for a new connection, at most.
         `patient`: whether the server is to search for a while before it emits a character: far fewer errors, a
         tenth of a second later; None leaves it to the server.
+        `api_key`: of a server that wants one.
         """
         self.url = endpoint(url)
+        self._headers = authorization(api_key)
         self._start = Start(
             sample_rate=sample_rate, encoding=encoding, channels=channels, phrases=tuple(phrases), patient=patient
         )
@@ -185,7 +188,7 @@ class StreamingClient:
 
     async def _connect(self) -> ClientConnection:
         """A connection on which a session has begun; raises ClientError."""
-        socket, self.ready = await connected(self.url, self._start)
+        socket, self.ready = await connected(self.url, self._start, self._headers)
         self._stands_since = asyncio.get_running_loop().time()
         self._continuity.ready(self.ready)
         return socket
@@ -314,7 +317,7 @@ class StreamingClient:
             try:
                 return await self._connect()
             except ClientError as error:
-                if error.code not in (None, *PASSING):
+                if isinstance(error, KeyRefused) or error.code not in (None, *PASSING):
                     raise
                 problem, pause = f"the connection was lost; {error}", min(2 * pause, MAX_PAUSE_S)
         raise ClientError(problem)
@@ -350,6 +353,7 @@ def transcribe_stream(
     channels: int = 1,
     phrases: Sequence[str] = (),
     patient: bool | None = None,
+    api_key: str | None = None,
 ) -> list[Event]:
     """Send all `pieces` and return all events: the plain, blocking form. Raises ClientError."""
 
@@ -358,7 +362,8 @@ def transcribe_stream(
             yield piece
 
     async def run() -> list[Event]:
-        async with StreamingClient(url, sample_rate, encoding, channels, phrases, patient=patient) as client:
+        audio = (sample_rate, encoding, channels, phrases)
+        async with StreamingClient(url, *audio, patient=patient, api_key=api_key) as client:
             return [event async for event in client.transcribe(given())]
 
     return asyncio.run(run())

@@ -2,13 +2,15 @@
 
 import asyncio
 import socket as sockets
+from collections.abc import Mapping
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Literal
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidProxy, InvalidURI
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidProxy, InvalidStatus, InvalidURI
 
 from mocha_server.messages import Error, ErrorCode, Ready, Start, server_messages
 
@@ -27,6 +29,23 @@ class ClientError(RuntimeError):
     def __init__(self, message: str, code: ErrorCode | None = None) -> None:
         super().__init__(message)
         self.code = code
+
+
+class KeyRefused(ClientError):
+    """The server wants a key, and none was given, or not the right one."""
+
+    def __init__(self, url: str, given: bool) -> None:
+        why = "the one that was given is not the right one" if given else "none was given"
+        super().__init__(f"the server at {url} wants its key (HTTP 401): {why}")
+
+
+def authorization(api_key: str | None) -> dict[str, str]:
+    """What a handshake carries for the sake of a key; raises ClientError where no header can."""
+    if not api_key:
+        return {}
+    if not (api_key.isascii() and api_key.isprintable()) or " " in api_key:
+        raise ClientError("the key has spaces, or other characters that no header can carry")
+    return {"Authorization": f"Bearer {api_key}"}
 
 
 def endpoint(url: str) -> str:
@@ -52,18 +71,30 @@ def endpoint(url: str) -> str:
     return parts._replace(scheme=scheme, path=path).geturl()
 
 
-async def connected(url: str, start: Start) -> tuple[ClientConnection, Ready]:
-    """A connection to `url` on which a session has begun, and what the server said of it; raises ClientError."""
+async def connected(url: str, start: Start, headers: Mapping[str, str]) -> tuple[ClientConnection, Ready]:
+    """A connection to `url` on which a session has begun, and what the server said of it; raises ClientError.
+
+    `headers`: of the handshake, beside those of each.
+    """
     try:
         # No proxy stands between a machine and itself, whatever the environment says.
         proxy: Literal[True] | None = None if urlsplit(url).hostname in LOOPBACK else True
         # A server that paces us reads our pings, and answers them, behind the audio before them: that may be long.
-        socket = await connect(url, max_size=2**24, ping_timeout=None, close_timeout=CLOSE_S, proxy=proxy)
+        socket = await connect(
+            url,
+            additional_headers=headers,
+            max_size=2**24,
+            ping_timeout=None,
+            close_timeout=CLOSE_S,
+            proxy=proxy,
+        )
         plain = socket.transport.get_extra_info("socket")
         plain.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, ON_WAY_BYTES)
         if hasattr(sockets, "TCP_USER_TIMEOUT"):
             plain.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_USER_TIMEOUT, STALLED_MS)
     except (OSError, InvalidHandshake, InvalidURI, InvalidProxy, ImportError, TimeoutError, ValueError) as error:
+        if isinstance(error, InvalidStatus) and error.response.status_code == HTTPStatus.UNAUTHORIZED:
+            raise KeyRefused(url, given=bool(headers)) from error
         raise ClientError(f"no mocha-asr server answers at {url} ({error})") from error
     try:
         return socket, await _greet(socket, url, start)

@@ -67,6 +67,15 @@ def test_refused_streams_are_errors(make_server: Any, lively: Recognizer, manife
     assert code == 1 and report["errors"] == 2 and "server_full" in report["error_messages"][0]
 
 
+def test_a_server_that_wants_a_key(keyed_server: Any, manifest: Path, monkeypatch: pytest.MonkeyPatch):
+    options = ("--url", keyed_server.url, "--manifest", str(manifest), "--streams", "2", "--seconds", "1")
+    monkeypatch.setenv("MOCHA_API_KEY", "wrong")
+    refused = CliRunner().invoke(APP, [*options, "--clips", "1"])
+    assert refused.exit_code == 1 and "wants its key (HTTP 401)" in refused.output and "wrong" not in refused.output
+    code, report = bench(*options, "--clips", "1", "--api-key", keyed_server.key)
+    assert code == 0 and report["errors"] == report["mismatches"] == 0
+
+
 def test_no_server_and_no_speech(lively_server: Any, manifest: Path, tmp_path: Path):
     options = ("--seconds", "1", "--clips", "1", "--manifest")
     realtime = lively_server.url.replace("stream", "realtime")
@@ -87,6 +96,7 @@ def test_what_cannot_be_measured_is_said(manifest: Path, monkeypatch: pytest.Mon
         (["--engine", "--serve"], "--serve: without effect beside --engine"),
         (["--serve", "--url", "ws://x"], "--url: without effect beside --serve"),
         (["--engine", "--processes", "2"], "--processes: without effect beside --engine"),
+        (["--serve", "--api-key", "x"], "--api-key: without effect beside --serve"),
         (["--device", "cpu"], "--device: without effect without --engine"),
         (["--limit-ms", "200"], "--limit-ms: without effect without --search"),
     ):

@@ -17,10 +17,12 @@ import pytest
 import torch
 import typer
 from numpy.typing import NDArray
+from tests.proxy import Proxy
 from websockets.asyncio.server import ServerConnection, serve
 
 from mocha_client import connection
 from mocha_client.client import ClientError, StreamingClient, endpoint, transcribe_stream
+from mocha_client.continuity import Reconnected
 from mocha_model.emissions import text_of
 from mocha_model.recognizer import Recognizer
 from mocha_server import cli as server_cli
@@ -98,6 +100,45 @@ async def test_a_full_server_says_so(make_server: Any, lively: Recognizer):
             with pytest.raises(ClientError) as caught:
                 await StreamingClient(server.url).__aenter__()
             assert caught.value.code is ErrorCode.SERVER_FULL
+
+
+async def test_a_key_is_sent_and_a_wrong_one_is_told_at_once(
+    lively_server: Any, keyed_server: Any, clip: NDArray[np.int16], expected: str
+):
+    events = await asyncio.to_thread(transcribe_stream, [clip.tobytes()], keyed_server.url, api_key=keyed_server.key)
+    assert " ".join(e.text for e in events if isinstance(e, Segment)) == expected
+    for key, why in ((None, "none was given"), ("wrong", "not the right one")):
+        with pytest.raises(ClientError, match=rf"wants its key \(HTTP 401\): .*{why}"):
+            await StreamingClient(keyed_server.url, api_key=key).__aenter__()
+    for key in ("two words", "line\n", "é"):
+        with pytest.raises(ClientError, match="no header can carry") as refused:
+            StreamingClient(keyed_server.url, api_key=key)
+        assert key not in str(refused.value)
+    async with Proxy(keyed_server.port) as proxy, StreamingClient(proxy.url, api_key=keyed_server.key) as client:
+        await client.send(clip.tobytes())
+        proxy.cut()
+        await client.finish()
+        events = [event async for event in client]
+        assert any(isinstance(event, Reconnected) for event in events)
+    async with Proxy(lively_server.port) as proxy, StreamingClient(proxy.url, api_key="wrong") as client:
+        proxy.target = keyed_server.port
+        proxy.cut()
+        async with asyncio.timeout(10):  # the first of its attempts is the last
+            with pytest.raises(ClientError, match="not the right one"):
+                _ = [event async for event in client]
+
+
+def test_the_stream_command_sends_a_key(keyed_server: Any, expected: str, monkeypatch: pytest.MonkeyPatch):
+    options = ("stream", CLIP, "--url", keyed_server.url)
+    assert run(*options, "--api-key", keyed_server.key).stdout.decode().strip() == expected
+    monkeypatch.setenv("MOCHA_API_KEY", keyed_server.key)
+    assert run(*options).stdout.decode().strip() == expected
+    shown = run("stream", "--help").stdout.decode()
+    assert "MOCHA_API_KEY" in shown and keyed_server.key not in shown
+    monkeypatch.setenv("MOCHA_API_KEY", "wrong.key")
+    refused = run(*options)
+    (line,) = refused.stderr.decode().splitlines()
+    assert refused.returncode == 1 and line.startswith("error: the server at") and "wrong.key" not in line
 
 
 @pytest.mark.parametrize("path", ["/v1/realtime", "/v1/listen?encoding=linear16&sample_rate=16000"])

@@ -96,6 +96,27 @@ async def test_events_are_those_of_the_python_client(lively_server: Any, speech:
     assert events[-1] == {"type": "warnings", "warnings": []}
 
 
+async def test_a_key_goes_with_each_connection(keyed_server: Any, speech: tuple[bytes, Path]):
+    for key in ("wrong", keyed_server.key):
+        async with Proxy(keyed_server.port) as proxy:
+            program = await Program.start(proxy.url, speech[1], apiKey=key)
+            if key == "wrong":
+                await program.rest()
+                assert program.of("failed")[0]["message"].startswith("no mocha-asr server answers")
+            else:
+                await program.until("text")
+                proxy.cut()
+                await program.rest()
+                assert program.of("reconnected") and program.of("end")
+    unsendable = """
+        const [module, address] = process.argv.slice(1);
+        const { StreamingClient } = await import(module);
+        for (const apiKey of ["two words", "é", ","])
+          try { new StreamingClient(address, { apiKey }); } catch (error) { console.log(error instanceof TypeError); }
+    """
+    assert await run(unsendable, keyed_server.url) == ["true", "true", "true"]
+
+
 async def test_a_broken_connection_is_replaced(lively_server: Any, speech: tuple[bytes, Path]):
     pcm, path = speech
     async with Proxy(lively_server.port) as proxy:

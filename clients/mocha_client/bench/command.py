@@ -37,6 +37,7 @@ def bench(
     streams: Annotated[int, typer.Option(min=1, help="streams at once; where --search begins")] = 50,
     seconds: Annotated[float, typer.Option(min=1, help="audio of each stream")] = 30.0,
     url: Annotated[str, typer.Option(help="the server's native endpoint, or the address of its page")] = DEFAULT_URL,
+    api_key: Annotated[str | None, typer.Option(envvar="MOCHA_API_KEY", help="of a server that wants one")] = None,
     manifest: Annotated[Path | None, typer.Option(help="recorded speech; synthesized if not given")] = None,
     clips: Annotated[int, typer.Option(min=1, help="different clips among the streams")] = 16,
     chunk_ms: Annotated[int, typer.Option(min=10, max=1000, help="audio in each message")] = 100,
@@ -60,7 +61,7 @@ def bench(
             if engine:
                 load = _engine_load(audio, chunk_ms, device, spread_s)
             else:
-                load = _socket_load(target, audio, chunk_ms, processes, spread_s)
+                load = _socket_load(target, api_key, audio, chunk_ms, processes, spread_s)
             report = _search(load, streams, most, limit_ms) if search else load(streams).report()
     except (SourceError, ClientError, ConnectionError) as error:
         console.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
@@ -76,7 +77,9 @@ def bench(
 def _refuse_useless(given: set[str]) -> None:
     """An option that would change nothing is told, not passed over; `given` are the names of those that there are."""
     loaded = sorted(given & {"url", "serve", "engine"})
-    useless = loaded[1:] or sorted(given & ({"processes"} if "engine" in given else {"device"}))
+    useless = loaded[1:] or sorted(given & ({"api_key", "processes"} if "engine" in given else {"device"}))
+    if "serve" in given:  # the server has the key of the environment, which is what we read too
+        useless += sorted(given & {"api_key"})
     if "search" not in given:
         useless += sorted(given & {"limit_ms", "most"})
     if useless:
@@ -87,20 +90,22 @@ def _refuse_useless(given: set[str]) -> None:
         raise typer.Exit(2)
 
 
-def _socket_load(url: str, audio: list[bytes], chunk_ms: int, processes: int, spread_s: float) -> Callable[[int], Run]:
+def _socket_load(
+    url: str, api_key: str | None, audio: list[bytes], chunk_ms: int, processes: int, spread_s: float
+) -> Callable[[int], Run]:
     """A function that runs N streams against the server at `url`."""
     plain = [make_clip(a, chunk_ms) for a in audio]
     known = []
     for number, clip in enumerate(plain):
         with console.status(f"clip {number + 1} of {len(plain)} alone"):
-            known.append(asyncio.run(alone(url, clip, timeout_s=60 + 10 * clip.audio_s)))
+            known.append(asyncio.run(alone(url, api_key, clip, timeout_s=60 + 10 * clip.audio_s)))
     ready = [make_clip(a, chunk_ms, expected) for a, expected in zip(audio, known, strict=True)]
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "wss" else 80)
 
     def load(streams: int) -> Run:
         with console.status(f"{streams} streams"):
-            return run_load(url, port, ready, streams, processes, spread_s)
+            return run_load(url, api_key, port, ready, streams, processes, spread_s)
 
     return load
 

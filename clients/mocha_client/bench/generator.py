@@ -23,13 +23,16 @@ class Job:
     """What one process does: streams `indices` of `total`, stream i saying clip ``i % len(clips)``."""
 
     url: str
+    api_key: str | None
     clips: list[Clip]
     indices: range
     total: int
     spread_s: float
 
 
-def run_load(url: str, port: int, clips: list[Clip], streams: int, processes: int, spread_s: float) -> Run:
+def run_load(
+    url: str, api_key: str | None, port: int, clips: list[Clip], streams: int, processes: int, spread_s: float
+) -> Run:
     """All streams at once: connected first, then begun one after the other within `spread_s`.
 
     `port` names the server's processes where they run on this machine. Raises SourceError if a process of ours dies.
@@ -40,7 +43,7 @@ def run_load(url: str, port: int, clips: list[Clip], streams: int, processes: in
     workers: list[tuple[SpawnProcess, Connection]] = []
     for number in range(min(processes, streams)):
         ours, theirs = context.Pipe()
-        job = Job(url, clips, range(number, streams, processes), streams, spread_s)
+        job = Job(url, api_key, clips, range(number, streams, processes), streams, spread_s)
         process = context.Process(target=_work, args=(job, theirs), daemon=True)
         process.start()
         theirs.close()
@@ -82,7 +85,7 @@ def _work(job: Job, pipe: Connection) -> None:
 
 
 async def _streams(job: Job, pipe: Connection) -> list[Measured]:
-    streams = [LoadStream(i, job.url, job.clips[i % len(job.clips)]) for i in job.indices]
+    streams = [LoadStream(i, job.url, job.api_key, job.clips[i % len(job.clips)]) for i in job.indices]
     gate = asyncio.Semaphore(CONNECT_AT_ONCE)
 
     async def connect(stream: LoadStream) -> bool:

@@ -8,10 +8,11 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 
 import orjson
 from websockets.client import ClientProtocol
-from websockets.exceptions import InvalidHandshake
+from websockets.exceptions import InvalidHandshake, InvalidStatus
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
 from websockets.protocol import State
@@ -19,6 +20,7 @@ from websockets.uri import parse_uri
 
 from mocha_client.bench.measurements import Measured
 from mocha_client.bench.speech import BYTES_PER_MS
+from mocha_client.connection import KeyRefused, authorization
 from mocha_client.sources import DECODED
 from mocha_server.messages import Finish
 
@@ -48,9 +50,10 @@ def make_clip(audio: bytes, piece_ms: int, expected: Characters | None = None) -
 class LoadStream(asyncio.Protocol):
     """Connect, wait for `ready`, `begin`, and await `done`."""
 
-    def __init__(self, index: int, url: str, clip: Clip) -> None:
+    def __init__(self, index: int, url: str, api_key: str | None, clip: Clip) -> None:
         self.measured, self.characters = Measured(index), Characters()
         self._clip, self._loop = clip, asyncio.get_running_loop()
+        self._url, self._headers = url, authorization(api_key)
         self._protocol = ClientProtocol(parse_uri(url), max_size=2**24)
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.done: asyncio.Future[None] = self._loop.create_future()
@@ -92,7 +95,9 @@ class LoadStream(asyncio.Protocol):
         """Begin the handshake."""
         assert isinstance(transport, asyncio.Transport)
         self._transport, self._connected = transport, True
-        self._protocol.send_request(self._protocol.connect())
+        request = self._protocol.connect()
+        request.headers.update(self._headers)
+        self._protocol.send_request(request)
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -114,6 +119,8 @@ class LoadStream(asyncio.Protocol):
         error = self._protocol.handshake_exc
         if error is not None:
             text = str(error) if isinstance(error, InvalidHandshake) else "the handshake failed"
+            if isinstance(error, InvalidStatus) and error.response.status_code == HTTPStatus.UNAUTHORIZED:
+                text = str(KeyRefused(self._url, given=bool(self._headers)))
             self._end(error=text)
         elif self._protocol.state is State.OPEN:  # a server that is full may have closed in the same breath
             self._protocol.send_text(START)
@@ -185,14 +192,14 @@ class LoadStream(asyncio.Protocol):
         self.done.set_result(None)
 
 
-async def alone(url: str, clip: Clip, timeout_s: float) -> Characters:
+async def alone(url: str, api_key: str | None, clip: Clip, timeout_s: float) -> Characters:
     """The characters of a clip sent by itself, as fast as the server takes it.
 
     Raises:
         ConnectionError: the server did not transcribe it.
 
     """
-    stream = LoadStream(0, url, clip)
+    stream = LoadStream(0, url, api_key, clip)
     if await stream.connect(timeout_s):
         stream.begin(asyncio.get_running_loop().time(), paced=False)
         await asyncio.wait({stream.done}, timeout=timeout_s)

@@ -104,12 +104,14 @@ export interface StreamOptions {
   phrases?: string[];
   /** Whether to search for a while before a character is emitted: far fewer errors, a tenth of a second later; if not given, as the server is set. */
   patient?: boolean;
+  /** Of a server that wants one: letters, digits and any of !#$%&'*+-.^_`|~; sent as a subprotocol, which browsers can. */
+  apiKey?: string;
   /** How long to go without text before a lost connection is given up, not counting a sleep of the machine; 30. 0 never tries. */
   reconnectSeconds?: number;
   /** Audio kept for a new connection, at most, where that is more than 8 MiB; 300. */
   keepSeconds?: number;
   /** Where there is no global one. */
-  WebSocket?: new (url: string | URL) => unknown;
+  WebSocket?: new (url: string | URL, protocols?: string[]) => unknown;
 }
 
 /** The stream cannot go on; `code` is the server's, or null where the server was not reached. */

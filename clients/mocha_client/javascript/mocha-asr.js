@@ -9,6 +9,7 @@ const FIRST_PAUSE_MS = 100, MAX_PAUSE_MS = 5000; // between attempts to connect 
 const READY_MS = 10_000; // for a server to admit a stream
 const STOOD_MS = 5000; // a connection lost after so long is a loss of its own, not one attempt more
 const STALLED_MS = 60_000; // a connection that takes nothing for so long, and brings nothing, is lost
+const KEY = /^[\w!#$%&'*+.^`|~-]+$/; // what a subprotocol may have
 const OPEN = 1; // WebSocket.readyState
 const KINDS = ["ready", "text", "segment", "end", "error"]; // of messages
 
@@ -116,7 +117,7 @@ class Continuity {
 }
 
 export class StreamingClient {
-  #url; #start; #reconnectMs; #WebSocket; #continuity;
+  #url; #protocols; #start; #reconnectMs; #WebSocket; #continuity;
   #socket = null;
   #abandon = () => {}; // gives up a connection that is being made
   #given = 0; #draining = null; // bytes of audio that the socket was given; a promise while much of it waits there
@@ -136,11 +137,13 @@ export class StreamingClient {
   warnings = [];
 
   constructor(url, options = {}) {
-    const { sampleRate = 16000, encoding = "pcm_s16le", channels = 1, phrases = [], patient } = options;
+    const { sampleRate = 16000, encoding = "pcm_s16le", channels = 1, phrases = [], patient, apiKey } = options;
     const { reconnectSeconds = 30, keepSeconds = 300, WebSocket = globalThis.WebSocket } = options;
     if (!(encoding in SAMPLE_BYTES)) throw new TypeError(`encoding is one of ${Object.keys(SAMPLE_BYTES).join(", ")}`);
     if (!WebSocket) throw new TypeError("there is no WebSocket here: pass one as the option WebSocket");
+    if (apiKey && !KEY.test(apiKey)) throw new TypeError("apiKey is of letters, digits and any of !#$%&'*+-.^_`|~");
     this.#url = url;
+    this.#protocols = apiKey ? ["bearer", apiKey] : []; // browsers let nobody set headers
     this.#start = { type: "start", sample_rate: sampleRate, encoding, channels, phrases, patient };
     this.#reconnectMs = 1000 * reconnectSeconds;
     this.#WebSocket = WebSocket;
@@ -278,7 +281,7 @@ export class StreamingClient {
       let refused = new StreamError(`no mocha-asr server answers at ${this.#url}`);
       let admitted = false, socket;
       try {
-        socket = new this.#WebSocket(this.#url);
+        socket = new this.#WebSocket(this.#url, this.#protocols);
       } catch (error) {
         return reject(new StreamError(error.message)); // no address
       }

@@ -3,7 +3,7 @@ import { StreamError, StreamingClient, toSrt, toVtt } from "mocha-asr";
 import type { Character, ReconnectedEvent, SegmentEvent, StreamEvent } from "mocha-asr";
 
 export async function use(samples: Int16Array): Promise<string> {
-  const client = new StreamingClient("ws://localhost:8000/v1/stream", { sampleRate: 16000, encoding: "pcm_s16le" });
+  const client = new StreamingClient("ws://localhost:8000/v1/stream", { sampleRate: 16000, apiKey: "k", WebSocket });
   const ready = await client.open();
   const rate: number = ready.sample_rate;
   await client.send(samples);
