@@ -1,5 +1,6 @@
 // The page: microphone or file in, characters out, over /v1/stream. No dependencies, no build.
 import { StreamingClient } from "./client/mocha-asr.js";
+import { askForKey, givenKey, isRefused, keyHeaders } from "./key.js";
 import { Strip, clock } from "./strip.js";
 import { Transcript } from "./transcript.js";
 
@@ -8,6 +9,7 @@ const MAX_DECODED_BYTES = 8 << 20; // of a file; larger ones are decoded by the 
 const MAX_RATE = 48_000; // that the server takes
 const LAGS = 15; // characters the lag is the median of
 const UNHEARD_MS = 3000; // without a block of samples
+const KEY_WANTED = "The server wants its key.";
 const PROCESSING = ["echoCancellation", "noiseSuppression", "autoGainControl"];
 
 const byId = (id) => document.getElementById(id);
@@ -56,8 +58,10 @@ class Lag {
 async function openStream(sampleRate) {
   const url = new URL("v1/stream", location.href);
   url.protocol = url.protocol.replace("http", "ws");
-  const client = new StreamingClient(url, { sampleRate, patient: byId("patient").checked });
-  const ready = await client.open();
+  const client = new StreamingClient(url, { sampleRate, patient: byId("patient").checked, apiKey: givenKey() });
+  const ready = await client.open().catch(async (error) => {
+    throw error.code === null && (await isRefused()) ? new Error(KEY_WANTED) : error;
+  });
   const base = strip.begin(sampleRate, ready.frame_ms);
   byId("lag-text").textContent = "–";
   byId("lag").value = 0;
@@ -277,9 +281,14 @@ async function upload(file, signal) {
   form.append("file", file);
   form.append("response_format", "verbose_json");
   status(`The server reads ${file.name}.`);
-  const response = await fetch("v1/audio/transcriptions", { method: "POST", body: form, signal }).catch((error) => {
+  const options = { method: "POST", headers: keyHeaders(), body: form, signal };
+  const response = await fetch("v1/audio/transcriptions", options).catch((error) => {
     throw error.name === "AbortError" ? error : new Error("The server cannot be reached.");
   });
+  if (response.status === 401) {
+    askForKey();
+    throw new Error(KEY_WANTED);
+  }
   const body = await response.json().catch(() => ({})); // of a proxy, which has its own pages
   if (!response.ok || !body.segments) throw new Error(body.error?.message ?? `The server answered ${response.status}.`);
   const base = strip.heard;
@@ -338,6 +347,7 @@ if (navigator.mediaDevices) {
   navigator.mediaDevices.ondevicechange = () => listDevices();
   listDevices();
 }
+isRefused().then((is) => { if (is) status(KEY_WANTED); });
 addEventListener("keydown", ({ key, target }) => {
   if (key !== "Escape" || !byId("settings").open) return;
   if (byId("settings").contains(target)) byId("settings").firstElementChild.focus(); // its summary
