@@ -1,8 +1,7 @@
-"""Who may use the server: those that carry its key, and pages from where the operator allows. Knows no protocol but how
-each says no.
+"""Who may use the server: those that carry its key, and pages from where the operator allows.
 
-The page itself, the API's description and `/health` need no key: what they show is no secret. WebSockets always do,
-also at the page's own path, where vosk-server's protocol is.
+Of the protocols it knows only how each says no. The page itself, the API's description and `/health` need no key: what
+they show is no secret. WebSockets always do, also at the page's own path, where vosk-server's protocol is.
 """
 
 import hmac

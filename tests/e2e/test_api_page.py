@@ -25,3 +25,18 @@ async def test_requests_can_be_tried_below_a_prefix(open_page: Opener, lively_se
     await health.get_by_role("button", name="Execute").click()
     await expect(health.locator(".request-url")).to_contain_text(f"{lively_server.http}{PREFIX}/health")
     await expect(health.locator(".live-responses-table")).to_contain_text('"capacity"')
+
+
+async def test_a_key_is_asked_for_once(open_page: Opener, keyed_server: Any):
+    page = await open_page(server=keyed_server)
+    await page.goto(f"{keyed_server.http}/docs")
+    await page.click(".auth-wrapper .authorize")
+    await page.fill(".modal-ux input", keyed_server.key)
+    await page.click(".modal-ux button[type=submit]")
+    await page.click(".modal-ux .btn-done")
+    models = page.locator("#operations-default-models_v1_models_get")
+    await models.locator("button").first.click()
+    await models.get_by_role("button", name="Try it out").click()
+    await models.get_by_role("button", name="Execute").click()
+    await expect(models.locator(".live-responses-table")).to_contain_text('"lively"')
+    open_page.problems.clear()  # type: ignore[attr-defined] - the page before was refused
