@@ -4,19 +4,20 @@ Resampling and file formats are FFmpeg's (through PyAV). How the bytes were cut 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import IO, Any
 
 import av
 import numpy as np
 from numpy.typing import NDArray
 
-from mocha_server.media import decoded, opened
+from mocha_server.media import Arriving, decoded, opened
 from mocha_server.messages import Encoding, ErrorCode
 
 Samples = NDArray[np.float32] | NDArray[np.int16]  # float32 in [-1, 1], or int16 as it came: see `as_float`
 Float = NDArray[np.float32]
 LEAST_S, LEAST_BYTES_PER_S = 300, 5  # audio that few bytes may be, and of more: silence takes the least
+UNREADABLE = (av.FFmpegError, MemoryError, ValueError, EOFError)  # what opening a file may raise
 BLOCK_SAMPLES = 1024  # resampler input; fixed blocks make its output independent of how the audio arrived
 
 
@@ -142,27 +143,55 @@ def decode_file(file: str | IO[bytes], to_rate: int) -> Iterator[Float]:
     """
     try:
         container = opened(file)
-    except (av.FFmpegError, MemoryError, ValueError, EOFError) as error:
+    except UNREADABLE as error:
         if isinstance(error, OSError) and isinstance(file, str):  # of the path, though an FFmpegError too
             raise
         raise _unsupported(error, "not a file of a known audio format") from error
     with container:
         if not container.streams.audio:
             raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, "the file has no audio in it")
-        seconds_left = LEAST_S + container.size / LEAST_BYTES_PER_S if container.size > 0 else math.inf
-        some = False
-        try:
-            for block in decoded(container, format="flt", layout="mono", rate=to_rate, frame_size=to_rate // 2):
-                some, seconds_left = True, seconds_left - block.samples / to_rate
-                if seconds_left < 0:
-                    raise ValueError("more audio than so few bytes can hold")
-                yield np.nan_to_num(block.to_ndarray()[0]).clip(-1, 1)
-        except (av.FFmpegError, MemoryError) as error:
-            raise _unsupported(error, "audio of a kind that cannot be mixed") from error
-        except ValueError as error:
-            raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, str(error)) from error
-        if not some:
+        size = container.size if container.size > 0 else math.inf
+        if not (yield from _samples(container, to_rate, lambda: size, frame_size=to_rate // 2)):
             raise AudioError(ErrorCode.EMPTY_AUDIO, "the file has no audio that can be decoded")
+
+
+def decode_arriving(read: Callable[[int], bytes], to_rate: int) -> Iterator[Float]:
+    """The same samples of a container that arrives, each as soon as FFmpeg gives it.
+
+    `read` gives up to so many bytes, after waiting for one at least; none at the end. Raises AudioError.
+    """
+    file = Arriving(read)
+    try:
+        container = file.opened()
+    except UNREADABLE as error:
+        why = "not audio in a container of a known format; raw audio needs its encoding to be named"
+        raise _unsupported(error, why) from error
+    with container:
+        if not container.streams.audio:
+            raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, "there is no audio in the container")
+        if not (yield from _samples(container, to_rate, lambda: file.num_bytes)):
+            if "mp4" in container.format.name:
+                why = "MP4 and M4A with their index at the end cannot be decoded while they arrive"
+                raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, why)
+            raise AudioError(ErrorCode.EMPTY_AUDIO, "the container has no audio that can be decoded")
+
+
+def _samples(
+    container: Any, to_rate: int, num_bytes: Callable[[], float], **target: Any
+) -> Generator[Float, None, bool]:
+    """Blocks of samples of an open container, of which `num_bytes` are there, and whether any; raises AudioError."""
+    seconds = 0.0
+    try:
+        for block in decoded(container, format="flt", layout="mono", rate=to_rate, **target):
+            seconds += block.samples / to_rate
+            if seconds > LEAST_S + num_bytes() / LEAST_BYTES_PER_S:
+                raise ValueError("more audio than so few bytes can hold")
+            yield np.nan_to_num(block.to_ndarray()[0]).clip(-1, 1)
+    except (av.FFmpegError, MemoryError) as error:
+        raise _unsupported(error, "audio of a kind that cannot be mixed") from error
+    except ValueError as error:
+        raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, str(error)) from error
+    return seconds > 0
 
 
 def _unsupported(error: Exception, why: str) -> AudioError:

@@ -1,7 +1,7 @@
 """Audio files decoded in processes of their own: what FFmpeg makes of a file ends nothing but that file.
 
 The first file starts a helper that has loaded FFmpeg; it forks for each file, which takes milliseconds. Where nothing
-can fork, files are decoded in threads.
+can fork, files are decoded in threads. Live audio in a container is a file that arrives bit by bit.
 """
 
 import asyncio
@@ -16,15 +16,15 @@ import struct
 import subprocess
 import sys
 import traceback
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import IO
 
 import numpy as np
 
-from mocha_server.audio import AudioError, Samples, decode_file
+from mocha_server.audio import AudioError, Float, Samples, decode_arriving, decode_file
 from mocha_server.messages import ErrorCode
 from mocha_server.stream import EngineError
 
@@ -36,9 +36,10 @@ MOST_BYTES = 1 << 28  # of memory that decoding a file may take
 MOST_S = 10  # of computing that its next block may take
 IN_MEMORY_BYTES = 1 << 20  # of files that are not written to a disk for this
 READY = b"+"
-RATE = struct.Struct("=I")
-SAMPLES, REFUSED, END = b"s", b"r", b"e"
+REQUEST = struct.Struct("=I?")  # the rate of the samples, and whether the file arrives bit by bit
+SAMPLES, READ, REFUSED, END = b"s", b"n", b"r", b"e"
 HEADER = struct.Struct("=cI")  # what follows, and how many bytes of it
+COUNT = struct.Struct("=Q")  # of the bytes that have been read, of a file that arrives
 
 
 async def decode_apart(file: IO[bytes], to_rate: int) -> AsyncGenerator[Samples, None]:
@@ -55,10 +56,65 @@ async def decode_apart(file: IO[bytes], to_rate: int) -> AsyncGenerator[Samples,
         lambda: asyncio.StreamReaderProtocol(answers), pipe
     )
     try:
-        while (samples := await _next(answers)) is not None:
-            yield np.frombuffer(samples, np.float32)
+        while (answer := await _next(answers))[0] == SAMPLES:
+            yield np.frombuffer(answer[1], np.float32)
     finally:
         transport.close()
+
+
+class ArrivingDecoder:
+    """Audio in a container, decoded as it arrives, in a process of its own that ends when this is closed.
+
+    What is pushed is read at once, and all that can be decoded of it is given before more is taken: so neither side
+    ever waits for the other to read, and how the container is cut changes nothing.
+    """
+
+    def __init__(self, to_rate: int) -> None:
+        self._to_rate, self._num_bytes, self._ended = to_rate, 0, False
+        self._ends: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def push(self, data: bytes) -> AsyncGenerator[bytes, None]:
+        """The float32 samples that the next bytes lead to; what follows a container's end is passed over.
+
+        Raises AudioError also where the process dies, EngineError where there can be none.
+        """
+        if not data or self._ended:
+            return
+        if self._ends is None:
+            self._ends = await asyncio.open_unix_connection(sock=_arriving(self._to_rate))
+        self._num_bytes += len(data)
+        self._ends[1].write(data)
+        async for samples in self._answers(COUNT.pack(self._num_bytes)):
+            yield samples
+
+    async def finish(self) -> AsyncGenerator[bytes, None]:
+        """The rest of the samples; raises what `push` raises."""
+        if self._ends is not None and not self._ended:
+            self._ends[1].write_eof()
+            async for samples in self._answers():
+                yield samples
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        self._ended = True
+        if self._ends is not None:
+            self._ends[1].transport.abort()
+
+    async def _answers(self, until_read: bytes | None = None) -> AsyncGenerator[bytes, None]:
+        """Samples, until so much is read, or to the container's end."""
+        assert self._ends is not None
+        while not self._ended:
+            try:
+                kind, content = await _next(self._ends[0])
+            except (AudioError, EngineError):
+                self.close()
+                raise
+            if kind == SAMPLES:
+                yield content
+            elif kind == END:
+                self.close()
+            elif content == until_read:
+                return
 
 
 async def in_threads(blocks: Iterator[Samples]) -> AsyncGenerator[Samples, None]:
@@ -67,19 +123,19 @@ async def in_threads(blocks: Iterator[Samples]) -> AsyncGenerator[Samples, None]
         yield block
 
 
-async def _next(answers: asyncio.StreamReader) -> bytes | None:
-    """Some float32 samples, None at the end; raises AudioError, or EngineError."""
+async def _next(answers: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """What kind of answer is next, and its content; raises AudioError, or EngineError."""
     try:
         kind, num_bytes = HEADER.unpack(await answers.readexactly(HEADER.size))
         content = await answers.readexactly(num_bytes)
-    except asyncio.IncompleteReadError:
+    except (asyncio.IncompleteReadError, ConnectionError):
         if not _helper.has_begun():
             raise EngineError(ErrorCode.INTERNAL, "the server cannot decode files") from None
         raise AudioError(ErrorCode.UNSUPPORTED_MEDIA, "the file breaks its decoder") from None
     if kind == REFUSED:
         code, _, why = content.decode().partition(" ")
         raise AudioError(ErrorCode(code), why)
-    return content if kind == SAMPLES else None
+    return kind, content
 
 
 def _asked(file: IO[bytes], to_rate: int) -> IO[bytes]:
@@ -89,11 +145,28 @@ def _asked(file: IO[bytes], to_rate: int) -> IO[bytes]:
             reading, writing = os.pipe()
             answers = open(reading, "rb", buffering=0)  # noqa: SIM115
             with open(writing, "wb") as written:
-                _helper.send(RATE.pack(to_rate), [read.fileno(), written.fileno()])
+                _helper.send(REQUEST.pack(to_rate, False), [read.fileno(), written.fileno()])
             return answers
     except OSError as error:
-        log.error("a file could not be given to a process that decodes it: %s", error)
-        raise EngineError(ErrorCode.SERVER_FULL, "no file can be decoded now: try again later") from error
+        raise _no_process(error) from error
+
+
+def _arriving(to_rate: int) -> socket.socket:
+    """Where a file is sent to as it arrives, and its samples come from; raises EngineError."""
+    if not hasattr(os, "fork"):
+        raise EngineError(ErrorCode.INTERNAL, "this server cannot decode live audio in containers")
+    try:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            _helper.send(REQUEST.pack(to_rate, True), [theirs.fileno(), theirs.fileno()])
+        return ours
+    except OSError as error:
+        raise _no_process(error) from error
+
+
+def _no_process(error: OSError) -> EngineError:
+    log.error("a file could not be given to a process that decodes it: %s", error)
+    return EngineError(ErrorCode.SERVER_FULL, "no file can be decoded now: try again later")
 
 
 def _descriptor(file: IO[bytes]) -> int:
@@ -168,7 +241,7 @@ def _serve(requests: socket.socket) -> None:
     requests.send(READY)
     while True:
         try:
-            request, descriptors, _, _ = socket.recv_fds(requests, RATE.size, 2)
+            request, descriptors, _, _ = socket.recv_fds(requests, REQUEST.size, 2)
         except ConnectionError:  # the server ended before it read that this process is ready
             return
         if not request:
@@ -176,7 +249,7 @@ def _serve(requests: socket.socket) -> None:
         if len(descriptors) == 2 and _forked():
             requests.close()
             try:
-                _decode(*RATE.unpack(request), *descriptors)
+                _decode(*REQUEST.unpack(request), *descriptors)
             except Exception:
                 traceback.print_exc()
             os._exit(0)  # ending as Python does would take longer than all before
@@ -193,7 +266,7 @@ def _forked() -> bool:
         return False
 
 
-def _decode(to_rate: int, reading: int, writing: int) -> None:
+def _decode(to_rate: int, arrives: bool, reading: int, writing: int) -> None:
     """Decode one file, in a process that ends with it."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")  # where memory ends, this process does first
@@ -201,18 +274,52 @@ def _decode(to_rate: int, reading: int, writing: int) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
     _allow_time()
-    with open(reading, "rb") as file, open(writing, "wb") as answers, suppress(BrokenPipeError):  # nobody waits
-        kind, content = END, b""
-        file.seek(0)
-        try:
-            for block in decode_file(file, to_rate):
-                answers.write(HEADER.pack(SAMPLES, block.nbytes) + block.tobytes())
+    with open(writing, "wb") as answers:
+
+        def say(kind: bytes, content: bytes = b"") -> None:
+            with _unless_left():
+                answers.write(HEADER.pack(kind, len(content)) + content)
                 answers.flush()
+
+        try:
+            for block in _arrived(reading, say, to_rate) if arrives else _read(reading, to_rate):
+                say(SAMPLES, block.tobytes())
                 _allow_time()
+            say(END)
         except AudioError as error:
-            kind, content = REFUSED, f"{error.code.value} {error}".encode()
-        answers.write(HEADER.pack(kind, len(content)) + content)
-        answers.flush()
+            say(REFUSED, f"{error.code.value} {error}".encode())
+
+
+def _read(descriptor: int, to_rate: int) -> Iterator[Float]:
+    """The samples of a file."""
+    with open(descriptor, "rb") as file:
+        file.seek(0)
+        yield from decode_file(file, to_rate)
+
+
+def _arrived(descriptor: int, say: Callable[[bytes, bytes], None], to_rate: int) -> Iterator[Float]:
+    """The samples of a file that arrives; who sends it is told how much was read whenever more is wanted."""
+    num_bytes = 0
+    with open(descriptor, "rb", buffering=0) as file:
+
+        def read(size: int) -> bytes:
+            nonlocal num_bytes
+            say(READ, COUNT.pack(num_bytes))
+            with _unless_left():
+                data = file.read(size)
+            num_bytes += len(data)
+            return data
+
+        yield from decode_arriving(read, to_rate)
+
+
+@contextmanager
+def _unless_left() -> Iterator[None]:
+    """End this process at once where nobody waits for it."""
+    try:
+        yield
+    except ConnectionError:
+        os._exit(0)
 
 
 def _allow_time() -> None:

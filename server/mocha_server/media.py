@@ -1,6 +1,6 @@
 """Audio out of files of any format, by FFmpeg (through PyAV). Used by the server and by the clients."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 import av
@@ -8,18 +8,47 @@ import numpy as np
 
 ALONE = {"protocol_whitelist": "none"}
 LEAST_RATE = 1000  # Hz; below, one packet of a compressed file is minutes of audio
+FORMATS = {b"\x1aE\xdf\xa3": "matroska", b"OggS": "ogg", b"fLaC": "flac"}  # by their first bytes
+# What FFmpeg may look at before it gives the first samples; its `nobuffer` would lose what it has looked at.
+SOON = {"formatprobesize": str(1 << 15), "analyzeduration": str(100_000)}  # bytes, microseconds
+ARRIVING_BYTES = 4096  # asked for at once of what arrives
 MADE_UP = ("sbg",)  # formats whose files are texts that say what is to be heard
 # PyAV before 19 reads no file whose tags are not UTF-8 unless told to; later ones do, and cannot be told.
 TAGS: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
 
 
-def opened(file: str | IO[bytes], **settings: Any) -> Any:
+class Arriving:
+    """A container that is read while it arrives: nothing can be sought in it, and a read gives what is there."""
+
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        """`read` gives up to so many bytes, after waiting for one at least; none at the end."""
+        self._read, self._first = read, b""
+        self.num_bytes = 0  # read so far
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes; called by FFmpeg."""
+        first, self._first = self._first[:size], self._first[size:]
+        return first or self._more(size)
+
+    def opened(self) -> Any:
+        """As `opened`, as soon as can be: formats that the first bytes tell are not looked for."""
+        while len(self._first) < 4 and (more := self._more(4 - len(self._first))):
+            self._first += more
+        return opened(self, SOON, format=FORMATS.get(self._first), buffer_size=ARRIVING_BYTES)
+
+    def _more(self, size: int) -> bytes:
+        data = self._read(size)
+        self.num_bytes += len(data)
+        return data
+
+
+def opened(file: str | IO[bytes] | Arriving, options: dict[str, str] | None = None, **settings: Any) -> Any:
     """A container to read from. What a file object holds (a playlist, a session description) opens nothing else.
 
-    Raises av.FFmpegError, OSError, ValueError or EOFError: see `av.open`, which is given `settings`.
+    Raises av.FFmpegError, OSError, ValueError or EOFError: see `av.open`, which is given `options` and `settings`.
     """
-    options = {} if isinstance(file, str) else ALONE
-    container = av.open(file, mode="r", options=options, **TAGS, **settings)
+    given = ({} if isinstance(file, str) else ALONE) | (options or {})
+    container = av.open(file, mode="r", options=given, **TAGS, **settings)
     if container.format.name in MADE_UP:
         container.close()
         raise ValueError(f"a {container.format.name} file has no audio in it")

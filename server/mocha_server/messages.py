@@ -22,16 +22,17 @@ class ErrorCode(StrEnum):
 
 
 class Encoding(StrEnum):
-    """How samples are written; 16- and 32-bit ones are little-endian."""
+    """How samples are written; 16- and 32-bit ones are little-endian. A container says so itself."""
 
     PCM_S16LE = "pcm_s16le"
     PCM_F32LE = "pcm_f32le"
     MULAW = "mulaw"
     ALAW = "alaw"
+    CONTAINER = "container"  # WebM, Ogg, FLAC, MP3, …
 
     @property
     def sample_bytes(self) -> int:
-        """Bytes of one sample of one channel."""
+        """Bytes of one sample of one channel, if it is not in a container."""
         return {"pcm_s16le": 2, "pcm_f32le": 4}.get(self.value, 1)
 
 
