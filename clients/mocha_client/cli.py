@@ -107,6 +107,8 @@ def stream(
         _refuse("give files, or - for a pipe, or --microphone")
     if microphone and encoding:
         _refuse("--encoding is for files and pipes")
+    if encoding is Encoding.CONTAINER:
+        _refuse("--encoding is for raw audio: containers say themselves what they are")
     if (sample_rate or channels) and not encoding:
         _refuse("--sample-rate and --channels are of raw input, and need --encoding")
     if captions and captions.suffix.lower() not in FORMATS:

@@ -72,7 +72,11 @@ class StreamingClient:
         `patient`: whether the server is to search for a while before it emits a character: far fewer errors, a
         tenth of a second later; None leaves it to the server.
         `api_key`: of a server that wants one.
+
+        Raises ValueError for audio in a container: a new connection could not begin in the middle of it.
         """
+        if encoding is Encoding.CONTAINER:
+            raise ValueError("audio in a container has to be decoded first, as `mocha_client.sources` does")
         self.url = endpoint(url)
         self._headers = authorization(api_key)
         self._start = Start(

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from mocha_model.emissions import text_of
 from mocha_model.recognizer import Recognizer
 from mocha_server.engine import Engine, Limits
+from mocha_server.incoming import cut
 from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import Encoding, End, Error, ErrorCode, Segment, Start, Text
 from mocha_server.metrics import Metrics
-from mocha_server.protocols.live import Gone, Live, Refused, Request, Said, Then, converse, cut
+from mocha_server.protocols.live import Gone, Live, Refused, Request, Said, Then, converse
 from mocha_server.stream import EngineError
 
 

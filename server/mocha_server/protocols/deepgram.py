@@ -36,6 +36,7 @@ from mocha_server.transcript import ModelInfo, SpokenText
 
 router = APIRouter()
 VARIANTS = {ErrorCode.IDLE: "NET-0001", ErrorCode.INVALID_AUDIO: "DATA-0000", ErrorCode.INVALID_MESSAGE: "SchemaError"}
+VARIANTS |= dict.fromkeys((ErrorCode.UNSUPPORTED_MEDIA, ErrorCode.EMPTY_AUDIO), "DATA-0000")
 REQUESTS = {"KeepAlive": Request[str](), "Finalize": Request[str](then=Then.FLUSH)}
 REQUESTS["CloseStream"] = Request(then=Then.FINISH)
 LONG_S = 5.0  # of speech without a pause, that is final then

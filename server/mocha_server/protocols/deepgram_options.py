@@ -14,7 +14,8 @@ ENCODINGS = {
     "mulaw": Encoding.MULAW,
     "alaw": Encoding.ALAW,
 }
-T = TypeVar("T", bound="RawOptions")
+CONTAINERS = ("ogg-opus", "flac")  # by the names of what is in them; others are sent without a name
+T = TypeVar("T", bound=BaseModel)
 UNSUPPORTED = [  # answers would be missing what was asked
     *("multichannel", "diarize", "diarize_model", "redact", "search", "callback"),
     *("summarize", "topics", "intents", "sentiment", "detect_entities"),
@@ -38,7 +39,7 @@ class RawOptions(BaseModel):
     @classmethod
     def _known(cls, value: object) -> object:
         if value not in ENCODINGS:
-            raise ValueError(f"one of {', '.join(ENCODINGS)}")
+            raise ValueError(f"one of {', '.join(ENCODINGS)}; audio in a container needs none")
         return ENCODINGS[str(value)]
 
     def start(self) -> Start:
@@ -46,9 +47,12 @@ class RawOptions(BaseModel):
         return Start(encoding=self.encoding, sample_rate=self.sample_rate, channels=self.channels)
 
 
-class LiveOptions(RawOptions):
-    """What a live connection may ask for; `model` may ask for patience."""
+class LiveOptions(BaseModel):
+    """What a live connection may ask for; `model` may ask for patience, and no `raw` audio is audio in a container."""
 
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    raw: RawOptions | None = None
     phrases: Phrases = ()
     model: str = ""
     interim_results: bool = False
@@ -62,13 +66,21 @@ class LiveOptions(RawOptions):
         """`false`, or milliseconds: the recogniser ends segments, whatever the number."""
         return True if str(value).isdecimal() else value
 
+    @property
+    def channels(self) -> int:
+        """Of the audio, as far as it is known."""
+        return self.raw.channels if self.raw else 1
+
+    def start(self) -> Start:
+        """In words of the native protocol."""
+        return self.raw.start() if self.raw else Start(encoding=Encoding.CONTAINER)
+
 
 def live_options(query: QueryParams) -> LiveOptions:
     """The options of a live connection; raises OptionError."""
-    if "encoding" not in query:
-        raise OptionError("`encoding` and `sample_rate` are needed: audio in containers goes to POST /v1/listen")
     check_supported(query)
-    return _parsed(LiveOptions, dict(query) | {"phrases": favoured(query)})
+    raw = None if query.get("encoding") in CONTAINERS else raw_options(query)
+    return _parsed(LiveOptions, dict(query) | {"phrases": favoured(query), "raw": raw})
 
 
 def raw_options(query: QueryParams) -> RawOptions | None:

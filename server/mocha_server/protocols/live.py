@@ -7,13 +7,15 @@ An adapter is a `Translator` (what a client's message asks for, how native messa
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Generic, Protocol, TypeVar
 
 from fastapi import WebSocket, WebSocketDisconnect
 
+from mocha_server.audio import AudioError
+from mocha_server.incoming import Incoming
 from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import End, Error, ErrorCode, Finish, Segment, Start
 from mocha_server.session import Session
@@ -22,7 +24,6 @@ from mocha_server.transcript import SpokenText
 
 log = logging.getLogger(__name__)
 SLOW_S = 20.0  # a client that does not read for so long is given up
-PIECE_BYTES = 1 << 15  # of a message at a time, so that a large one holds up nobody else
 LEFT = "mocha.left"  # among the extensions of a WebSocket's scope once its client has left: see `serving`
 KEY_SUBPROTOCOLS = ("bearer", "token")  # the one before a key, where a client cannot set headers
 CLOSE_CODES = {ErrorCode.SERVER_FULL: 1013, ErrorCode.INTERNAL: 1011, ErrorCode.TOO_SLOW: 1011}  # others 1008
@@ -33,11 +34,6 @@ Out = TypeVar("Out")
 InCo = TypeVar("InCo", covariant=True)
 InContra = TypeVar("InContra", contravariant=True)
 OutContra = TypeVar("OutContra", contravariant=True)
-
-
-def cut(audio: bytes) -> Iterator[bytes]:
-    """A message of audio in pieces, one at least; between them others have their turn."""
-    return (audio[at : at + PIECE_BYTES] for at in range(0, max(1, len(audio)), PIECE_BYTES))
 
 
 def has_left(socket: WebSocket) -> bool:
@@ -141,6 +137,7 @@ class Live:
         self._stream: Stream | None = None
         self._opened, self._flushed = asyncio.Event(), asyncio.Event()
         self._session: Session | None = None
+        self._incoming = Incoming(self.info.sample_rate)
         self._offset_samples = 0
         self._warnings: list[Error] = []
         self._phrases: tuple[str, ...] = ()
@@ -154,6 +151,7 @@ class Live:
 
     def close(self) -> None:
         """Give the row back."""
+        self._incoming.close()
         if self._stream is not None:
             self._stream.close()
 
@@ -169,28 +167,26 @@ class Live:
         Raises Refused, EngineError or Gone.
         """
         session = self._session or await self._begin(start())
-        stream = self.open()
-        for piece in cut(audio):
-            received = session.receive(piece)
-            self._check(received.messages)
-            await stream.write(received.samples)
+        async for piece in self._given(audio):
+            await self._take(session, piece)
             await asyncio.sleep(0)
             if self._left():
                 raise Gone
 
-    async def end(self, start: Callable[[], Start]) -> None:
-        """Ask for the end of the utterance, with or without audio."""
+    async def end(self, start: Callable[[], Start], last: bool = False) -> None:
+        """Ask for the end of the utterance, with or without audio; a container goes on, but after the `last` one."""
         session = self._session or await self._begin(start())
-        stream = self.open()
-        received = session.receive(Finish())
-        self._check(received.messages)
-        await stream.write(received.samples)
+        if last:
+            async for piece in self._given(Finish()):
+                await self._take(session, piece)
+        else:
+            await self._take(session, Finish())
         self._flushed.clear()
-        stream.flush()
+        self.open().flush()
 
-    async def flush(self, start: Callable[[], Start]) -> None:
-        """End the utterance and wait until the reader of `messages` has done with it."""
-        await self.end(start)
+    async def flush(self, start: Callable[[], Start], last: bool = False) -> None:
+        """As `end`, and wait until the reader of `messages` has done with it."""
+        await self.end(start, last)
         await self._flushed.wait()
 
     async def messages(self) -> AsyncIterator[Said]:
@@ -234,11 +230,24 @@ class Live:
             old.deliver([None])  # to whoever waits for what it says
         stream = self.open(start.patient)
         self._session = Session(uuid.uuid4().hex, engine.info, self._offset_samples)
-        received = self._session.receive(start)
+        received = self._session.receive(self._incoming.started(start))
         if received.phrases != self._phrases:
             self._phrases = received.phrases
             await stream.favour(self._phrases)
         return self._session
+
+    async def _given(self, message: bytes | Finish) -> AsyncIterator[bytes | Finish]:
+        """What the session is given for it; raises Refused for audio that cannot be decoded, and EngineError."""
+        try:
+            async for piece in self._incoming.given(message):
+                yield piece
+        except AudioError as error:
+            raise refused(error.code, str(error)) from None
+
+    async def _take(self, session: Session, piece: bytes | Finish) -> None:
+        received = session.receive(piece)
+        self._check(received.messages)
+        await self.open().write(received.samples)
 
     def _check(self, messages: tuple[object, ...]) -> None:
         for message in messages:
@@ -319,7 +328,7 @@ async def _read(
         if request.audio:
             await live.hear(request.audio, translator.start)
         if request.then is not Then.LISTEN:
-            await live.flush(translator.start)
+            await live.flush(translator.start, last=request.then is Then.FINISH)
         if request.then is Then.FINISH:
             return
 

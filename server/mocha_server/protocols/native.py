@@ -8,9 +8,11 @@ from contextlib import suppress
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import BaseModel
 
+from mocha_server.audio import AudioError
+from mocha_server.incoming import Incoming
 from mocha_server.live_engines import LiveEngines
 from mocha_server.messages import Error, ErrorCode, Start
-from mocha_server.protocols.live import CLOSE_CODES, agreed_subprotocol, cut, has_left, silent
+from mocha_server.protocols.live import CLOSE_CODES, agreed_subprotocol, has_left, silent
 from mocha_server.session import OutMessage, Session, State, parsed
 from mocha_server.stream import EngineError, Stream
 
@@ -38,8 +40,8 @@ async def _serve(socket: WebSocket, engines: LiveEngines, idle_s: float) -> None
         await _refuse(socket, error)
         return
     engine = engines.of(first.patient if isinstance(first, Start) else None)
-    session = Session(identifier, engine.info)
-    began = session.receive(first)
+    session, incoming = Session(identifier, engine.info), Incoming(engine.info.sample_rate)
+    began = session.receive(incoming.started(first) if isinstance(first, Start) else first)
     if session.state is State.CLOSED:
         await _refuse(socket, began.messages[0])
         return
@@ -53,8 +55,9 @@ async def _serve(socket: WebSocket, engines: LiveEngines, idle_s: float) -> None
             await _send(socket, out)
         if began.phrases:
             await opened.favour(began.phrases)
-        await _converse(socket, session, opened, idle_s)
+        await _converse(socket, session, incoming, opened, idle_s)
     finally:
+        incoming.close()
         opened.close()
 
 
@@ -64,10 +67,10 @@ async def _refuse(socket: WebSocket, error: OutMessage) -> None:
     await socket.close(CLOSE_CODES.get(error.code, 1008) if isinstance(error, Error) else 1008)
 
 
-async def _converse(socket: WebSocket, session: Session, opened: Stream, idle_s: float) -> None:
+async def _converse(socket: WebSocket, session: Session, incoming: Incoming, opened: Stream, idle_s: float) -> None:
     """What follows the start message, to the end; raises WebSocketDisconnect when the client leaves."""
     idle = IdleTimer(idle_s)
-    reader = asyncio.create_task(_read(socket, session, opened, idle))
+    reader = asyncio.create_task(_read(socket, session, incoming, opened, idle))
     writer = asyncio.create_task(_write(socket, session, opened))
     idle.watch(reader)
     try:
@@ -129,25 +132,28 @@ async def _receive(socket: WebSocket) -> str | bytes:
     return data if text is None else text
 
 
-async def _read(socket: WebSocket, session: Session, opened: Stream, idle: IdleTimer) -> Error:
+async def _read(socket: WebSocket, session: Session, incoming: Incoming, opened: Stream, idle: IdleTimer) -> Error:
     """Client to engine, until an error; raises WebSocketDisconnect when the client leaves."""
     while True:
         if session.state is not State.FINISHING:
             idle.waiting()
         data = await _receive(socket)
         idle.since = None
-        for piece in [data] if isinstance(data, str) else cut(data):
-            received = session.receive(piece)
-            for out in received.messages:
-                if isinstance(out, Error) and out.fatal:
-                    return out
-                await _send(socket, out)
-            await opened.write(received.samples)
-            if received.finished:
-                opened.finish()
-            await asyncio.sleep(0)
-            if has_left(socket):
-                raise WebSocketDisconnect(1006)
+        try:
+            async for piece in incoming.given(parsed(data)):
+                received = session.receive(piece)
+                for out in received.messages:
+                    if isinstance(out, Error) and out.fatal:
+                        return out
+                    await _send(socket, out)
+                await opened.write(received.samples)
+                if received.finished:
+                    opened.finish()
+                await asyncio.sleep(0)
+                if has_left(socket):
+                    raise WebSocketDisconnect(1006)
+        except (AudioError, EngineError) as error:
+            return session.failed(error.code, str(error))
 
 
 async def _write(socket: WebSocket, session: Session, opened: Stream) -> None:
