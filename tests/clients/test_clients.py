@@ -26,7 +26,7 @@ from mocha_client.continuity import Reconnected
 from mocha_model.emissions import text_of
 from mocha_model.recognizer import Recognizer
 from mocha_server import cli as server_cli
-from mocha_server.messages import Character, End, Error, ErrorCode, Ready, Segment, Text
+from mocha_server.messages import Character, Encoding, End, Error, ErrorCode, Ready, Segment, Text
 
 CLIP = str(Path(__file__).parents[1] / "fixtures" / "weather.wav")
 M4A = Path(CLIP).with_suffix(".m4a")
@@ -245,6 +245,11 @@ def test_stream_command_explains_what_is_wrong(lively_server: Any, tmp_path: Pat
     at_its_end = run("stream", "-", "--url", lively_server.url, stdin=M4A.read_bytes())
     assert at_its_end.returncode == 1 and b"cannot be read from a pipe" in at_its_end.stderr
     assert run("stream", str(M4A), "--url", lively_server.url).stdout.strip()
+
+
+def test_a_container_could_not_go_on_over_a_new_connection():
+    with pytest.raises(ValueError, match="has to be decoded first"):
+        StreamingClient(encoding=Encoding.CONTAINER)
 
 
 def test_closed_pipes_and_full_disks_are_one_line(lively_server: Any):

@@ -274,6 +274,9 @@ def test_wrong_options_are_explained(lively_server: Any, tmp_path: Path):
     assert run(str(CLIP), "--captions", "live.txt") == (2, "error: --captions needs a name that ends in .srt or .vtt")
     assert run(str(CLIP), str(CLIP), "--captions", "live.srt")[0] == 2
     assert run("--microphone", "--encoding", "mulaw")[0] == 2
+    assert run(str(CLIP), "--encoding", "container") == (
+        *(2, "error: --encoding is for raw audio: containers say themselves what they are"),
+    )
     (tmp_path / "nowhere").touch()  # no directory
     code, errors = run(str(CLIP), "--captions", str(tmp_path / "nowhere" / "live.srt"))
     assert code == 1 and "nowhere" in errors

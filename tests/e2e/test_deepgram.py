@@ -249,7 +249,7 @@ def test_encodings_and_channels(lively_server: Any, speech: Any, heard: Callable
         {"interim_results": "perhaps"},
         {"multichannel": True},
         {"diarize_model": "latest"},
-        {"encoding": None},
+        {"encoding": "linear16", "sample_rate": None},
     ],
 )
 async def test_options_that_cannot_be_served_are_refused_in_the_handshake(lively_server: Any, options: dict[str, Any]):
