@@ -81,7 +81,8 @@ class ArrivingDecoder:
         if not data or self._ended:
             return
         if self._ends is None:
-            self._ends = await asyncio.open_unix_connection(sock=_arriving(self._to_rate))
+            ours = _arriving(self._to_rate)
+            self._ends = await asyncio.open_unix_connection(sock=ours)
         self._num_bytes += len(data)
         self._ends[1].write(data)
         async for samples in self._answers(COUNT.pack(self._num_bytes)):

@@ -98,7 +98,7 @@ async def test_what_cannot_be_decoded_while_it_arrives():
 
 
 async def test_noise_is_refused_before_much_of_it_came():
-    noise = np.random.default_rng(0).bytes(1 << 17)
+    noise = np.random.default_rng(0).bytes(33_000)
     decoder = ArrivingDecoder(RATE)
     with pytest.raises(AudioError) as refused:
         await joined(decoder.push(noise))
