@@ -158,9 +158,9 @@ def _arriving(to_rate: int) -> socket.socket:
         raise EngineError(ErrorCode.INTERNAL, "this server cannot decode live audio in containers")
     try:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with ours, theirs:
             _helper.send(REQUEST.pack(to_rate, True), [theirs.fileno(), theirs.fileno()])
-        return ours
+            return socket.socket(fileno=ours.detach())
     except OSError as error:
         raise _no_process(error) from error
 
