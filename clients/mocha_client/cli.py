@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
+from functools import partial
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -28,7 +29,14 @@ from mocha_client.sources import (
     read_aside,
 )
 from mocha_client.terminal import JsonView, MicrophoneView, PlainView, View, notice, warn
-from mocha_server.messages import MAX_PHRASE_CHARACTERS, MAX_PHRASES, Encoding, Start
+from mocha_server.messages import (
+    LEAST_PAUSE_MS,
+    LONGEST_PAUSE_MS,
+    MAX_PHRASE_CHARACTERS,
+    MAX_PHRASES,
+    Encoding,
+    Start,
+)
 
 console = Console(stderr=True)
 INTERRUPTED = 130  # exit code, as shells have it
@@ -100,6 +108,10 @@ def stream(
             help="far fewer errors, later / no search, sooner; if neither is given, as the server is set",
         ),
     ] = None,
+    pause_ms: Annotated[
+        int | None,
+        typer.Option(min=LEAST_PAUSE_MS, max=LONGEST_PAUSE_MS, help="silence that ends a segment; the model's own"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print only one JSON object per file, at its end")] = False,
 ) -> None:
     """Send audio to a server; characters appear as they are emitted."""
@@ -117,7 +129,7 @@ def stream(
         _refuse("--captions is for one file at a time: times of several would overlap")
     audio = Start(sample_rate=sample_rate or 16_000, encoding=encoding, channels=channels or 1) if encoding else DECODED
     try:
-        start = Start(**audio.model_dump() | {"phrases": phrase or (), "patient": patient})
+        start = Start(**audio.model_dump() | {"phrases": phrase or (), "patient": patient, "pause_ms": pause_ms})
     except ValidationError:
         _refuse(f"--phrase: at most {MAX_PHRASES} of at most {MAX_PHRASE_CHARACTERS} characters")
     try:
@@ -186,7 +198,8 @@ async def _stream(
             yield piece
 
     audio = (start.sample_rate, start.encoding, start.channels, start.phrases)
-    async with StreamingClient(url, *audio, patient=start.patient, api_key=api_key) as client:
+    more = partial(StreamingClient, patient=start.patient, pause_ms=start.pause_ms, api_key=api_key)
+    async with more(url, *audio) as client:
         assert client.ready is not None
         subtitles = Captions(captions, client.ready.frame_ms / 1000) if captions else None
         try:

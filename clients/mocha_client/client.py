@@ -62,6 +62,7 @@ class StreamingClient:
         keep_s: float = 300.0,
         patient: bool | None = None,
         api_key: str | None = None,
+        pause_ms: int | None = None,
     ) -> None:
         """Describe the audio that `send` will be given: interleaved `channels` at `sample_rate` Hz.
 
@@ -72,6 +73,7 @@ class StreamingClient:
         `patient`: whether the server is to search for a while before it emits a character: far fewer errors, a
         tenth of a second later; None leaves it to the server.
         `api_key`: of a server that wants one.
+        `pause_ms`: silence that ends a segment, 200 to 10,000; None for the model's own.
 
         Raises ValueError for audio in a container: a new connection could not begin in the middle of it.
         """
@@ -80,7 +82,12 @@ class StreamingClient:
         self.url = endpoint(url)
         self._headers = authorization(api_key)
         self._start = Start(
-            sample_rate=sample_rate, encoding=encoding, channels=channels, phrases=tuple(phrases), patient=patient
+            sample_rate=sample_rate,
+            encoding=encoding,
+            channels=channels,
+            phrases=tuple(phrases),
+            patient=patient,
+            pause_ms=pause_ms,
         )
         self._reconnect_s = reconnect_s
         self._socket: ClientConnection | None = None
@@ -358,6 +365,7 @@ def transcribe_stream(
     phrases: Sequence[str] = (),
     patient: bool | None = None,
     api_key: str | None = None,
+    pause_ms: int | None = None,
 ) -> list[Event]:
     """Send all `pieces` and return all events: the plain, blocking form. Raises ClientError."""
 
@@ -367,7 +375,7 @@ def transcribe_stream(
 
     async def run() -> list[Event]:
         audio = (sample_rate, encoding, channels, phrases)
-        async with StreamingClient(url, *audio, patient=patient, api_key=api_key) as client:
+        async with StreamingClient(url, *audio, patient=patient, api_key=api_key, pause_ms=pause_ms) as client:
             return [event async for event in client.transcribe(given())]
 
     return asyncio.run(run())

@@ -341,7 +341,8 @@ class WideSearch(ABC):
     def flush(self, rows: Tensor, state: WideState) -> tuple[list[Symbol], WideState]:
         """End the audio of `rows` [B] bool: the zero context until end-of-sequence, then a fresh state."""
         symbols: list[Symbol] = []
-        spoken = state.open | (state.hypotheses.length > 0).any(1)
+        alive = state.hypotheses.score > -torch.inf
+        spoken = state.open | (alive & (state.hypotheses.length > 0)).any(1)
         last = state.num_frames - 1
         frames = last.repeat_interleave(self.width)
         finished = self._finish(flat_rows(state.hypotheses), frames)

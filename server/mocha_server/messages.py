@@ -48,11 +48,17 @@ def favourable(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in given if len(name) <= MAX_PHRASE_CHARACTERS)[:MAX_PHRASES]
 
 
+def bounded_pause(pause_ms: int) -> int:
+    """The nearest for `Start` to the pause of a protocol that knows no such bounds."""
+    return min(max(pause_ms, LEAST_PAUSE_MS), LONGEST_PAUSE_MS)
+
+
 class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 MAX_PHRASES, MAX_PHRASE_CHARACTERS = 200, 60
+LEAST_PAUSE_MS, LONGEST_PAUSE_MS = 200, 10_000
 Phrases = Annotated[tuple[Annotated[str, Field(max_length=MAX_PHRASE_CHARACTERS)], ...], Field(max_length=MAX_PHRASES)]
 
 
@@ -66,6 +72,9 @@ class Start(_Message):
     phrases: Phrases = Field((), description="words and phrases to expect, such as names")
     patient: bool | None = Field(
         None, description="whether to search for a while before a character is emitted; as the server is set if null"
+    )
+    pause_ms: int | None = Field(
+        None, ge=LEAST_PAUSE_MS, le=LONGEST_PAUSE_MS, description="silence that ends a segment; the model's own if null"
     )
 
 
@@ -92,6 +101,7 @@ class Ready(_Message):
     )
     chunk_width: int
     patience_ms: float = Field(0.0, description="after its frame, a character is emitted at the latest; 0 if greedily")
+    pause_ms: float = Field(0.0, description="silence that ends a segment")
 
 
 class Character(_Message):

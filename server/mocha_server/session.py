@@ -34,13 +34,15 @@ class State(Enum):
 class Received:
     """What a piece of input leads to: messages to send, samples [N] for the model, whether audio has ended.
 
-    `phrases` are what the stream is to favour, from a start message.
+    `phrases` are what the stream is to favour, and `pause` is how many frames without a character end a segment, of a
+    start message.
     """
 
     messages: tuple[OutMessage, ...] = ()
     samples: Samples = field(default_factory=lambda: np.zeros(0, np.float32))
     finished: bool = False
     phrases: tuple[str, ...] = ()
+    pause: int = 0
 
 
 class Session:
@@ -103,7 +105,8 @@ class Session:
             rate = self._info.sample_rate
             self._decoder = RawDecoder(message.encoding, message.sample_rate, message.channels, rate)
             self.state = State.STREAMING
-            return Received((self._ready(),), phrases=message.phrases)
+            pause = self._info.pause_for(message.pause_ms)
+            return Received((self._ready(pause),), phrases=message.phrases, pause=pause)
         if self.state is State.FINISHING:
             return self._fail(ErrorCode.INVALID_MESSAGE, "the stream has already been finished")
         if self.state is not State.STREAMING or self._decoder is None:
@@ -117,7 +120,7 @@ class Session:
             warning = (Error(code=ErrorCode.INVALID_AUDIO, message=text, fatal=False),)
         return Received(warning, samples, finished=True)
 
-    def _ready(self) -> Ready:
+    def _ready(self, pause: int) -> Ready:
         info = self._info
         return Ready(
             session=self.identifier,
@@ -128,6 +131,7 @@ class Session:
             look_ahead_ms=1000 * info.look_ahead_samples / info.sample_rate,
             chunk_width=info.chunk_width,
             patience_ms=1000 * info.patience_samples / info.sample_rate,
+            pause_ms=1000 * info.frame_s * pause,
         )
 
     def _fail(self, code: ErrorCode, message: str) -> Received:

@@ -42,12 +42,21 @@ END = Emission("", 99, 0.0, 1.0, True, (0.0,) * 4)
 
 def test_ready_tells_the_models_sizes():
     (ready,) = Session("s1", INFO).receive('{"type":"start"}').messages
-    assert ready == Ready(session="s1", model="test", sample_rate=16_000, frame_ms=40, latency_ms=25, chunk_width=4)
+    told = Ready(
+        session="s1", model="test", sample_rate=16_000, frame_ms=40, latency_ms=25, chunk_width=4, pause_ms=800
+    )
+    assert ready == told
 
 
 def test_ready_tells_how_far_the_recogniser_looks_ahead():
     (ready,) = Session("s1", replace(INFO, look_ahead_samples=3_200)).receive('{"type":"start"}').messages
     assert isinstance(ready, Ready) and (ready.latency_ms, ready.look_ahead_ms) == (25, 200)
+
+
+def test_a_pause_is_counted_in_frames():
+    received = Session("s1", INFO).receive('{"type":"start","pause_ms":310}')
+    (ready,) = received.messages
+    assert isinstance(ready, Ready) and (received.pause, ready.pause_ms) == (8, 320)
 
 
 def test_ready_tells_how_patient_the_recogniser_is():

@@ -104,6 +104,8 @@ export interface StreamOptions {
   phrases?: string[];
   /** Whether to search for a while before a character is emitted: far fewer errors, a tenth of a second later; if not given, as the server is set. */
   patient?: boolean;
+  /** Silence that ends a segment, 200 to 10000 milliseconds; if not given, the model's own. */
+  pauseMs?: number;
   /** Of a server that wants one: letters, digits and any of !#$%&'*+-.^_`|~; sent as a subprotocol, which browsers can. */
   apiKey?: string;
   /** How long to go without text before a lost connection is given up, not counting a sleep of the machine; 30. 0 never tries. */

@@ -137,14 +137,14 @@ export class StreamingClient {
   warnings = [];
 
   constructor(url, options = {}) {
-    const { sampleRate = 16000, encoding = "pcm_s16le", channels = 1, phrases = [], patient, apiKey } = options;
+    const { sampleRate = 16000, encoding = "pcm_s16le", channels = 1, phrases = [], patient, pauseMs, apiKey } = options;
     const { reconnectSeconds = 30, keepSeconds = 300, WebSocket = globalThis.WebSocket } = options;
     if (!(encoding in SAMPLE_BYTES)) throw new TypeError(`encoding is one of ${Object.keys(SAMPLE_BYTES).join(", ")}`);
     if (!WebSocket) throw new TypeError("there is no WebSocket here: pass one as the option WebSocket");
     if (apiKey && !KEY.test(apiKey)) throw new TypeError("apiKey is of letters, digits and any of !#$%&'*+-.^_`|~");
     this.#url = url;
     this.#protocols = apiKey ? ["bearer", apiKey] : []; // browsers let nobody set headers
-    this.#start = { type: "start", sample_rate: sampleRate, encoding, channels, phrases, patient };
+    this.#start = { type: "start", sample_rate: sampleRate, encoding, channels, phrases, patient, pause_ms: pauseMs };
     this.#reconnectMs = 1000 * reconnectSeconds;
     this.#WebSocket = WebSocket;
     this.#continuity = new Continuity(this.#start, keepSeconds);

@@ -161,7 +161,7 @@ class DeepgramTranslator:
         return segment.model_copy(update={"words": words})
 
     def _final(self, segment: Segment, from_finalize: bool = False) -> tuple[str, ...]:
-        speech_final = (self._options.endpointing and not segment.cut) or from_finalize
+        speech_final = (self._options.endpointing is not False and not segment.cut) or from_finalize
         end = {"is_final": True, "speech_final": speech_final, "from_finalize": from_finalize}
         results = self._results(segment.words, segment.end, **end)
         self._until_s = segment.end

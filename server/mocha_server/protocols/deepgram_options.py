@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from starlette.datastructures import QueryParams
 
-from mocha_server.messages import Encoding, Phrases, Start, phrase_lists
+from mocha_server.messages import Encoding, Phrases, Start, bounded_pause, phrase_lists
 from mocha_server.session import explain
 
 ENCODINGS = {
@@ -58,13 +58,12 @@ class LiveOptions(BaseModel):
     interim_results: bool = False
     vad_events: bool = False
     utterance_end_ms: int | None = Field(None, ge=0)
-    endpointing: bool = True
+    endpointing: bool | int = True  # or milliseconds of silence
 
     @field_validator("endpointing", mode="before")
     @classmethod
     def _duration(cls, value: object) -> object:
-        """`false`, or milliseconds: the recogniser ends segments, whatever the number."""
-        return True if str(value).isdecimal() else value
+        return int(str(value)[:9]) if str(value).isdecimal() else value
 
     @property
     def channels(self) -> int:
@@ -73,7 +72,9 @@ class LiveOptions(BaseModel):
 
     def start(self) -> Start:
         """In words of the native protocol."""
-        return self.raw.start() if self.raw else Start(encoding=Encoding.CONTAINER)
+        start = self.raw.start() if self.raw else Start(encoding=Encoding.CONTAINER)
+        asked = None if isinstance(self.endpointing, bool) else bounded_pause(self.endpointing)
+        return start.model_copy(update={"pause_ms": asked})
 
 
 def live_options(query: QueryParams) -> LiveOptions:

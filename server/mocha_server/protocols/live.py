@@ -231,6 +231,7 @@ class Live:
         stream = self.open(start.patient)
         self._session = Session(uuid.uuid4().hex, engine.info, self._offset_samples)
         received = self._session.receive(self._incoming.started(start))
+        stream.pause = received.pause
         if received.phrases != self._phrases:
             self._phrases = received.phrases
             await stream.favour(self._phrases)

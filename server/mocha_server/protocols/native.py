@@ -53,6 +53,7 @@ async def _serve(socket: WebSocket, engines: LiveEngines, idle_s: float) -> None
     try:
         for out in began.messages:
             await _send(socket, out)
+        opened.pause = began.pause
         if began.phrases:
             await opened.favour(began.phrases)
         await _converse(socket, session, incoming, opened, idle_s)

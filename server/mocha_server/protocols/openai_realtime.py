@@ -16,7 +16,7 @@ from fastapi import APIRouter, WebSocket
 from pydantic import ValidationError
 
 from mocha_server.live_engines import LiveEngines
-from mocha_server.messages import End, Error, ErrorCode, Segment, Start, Text
+from mocha_server.messages import End, Error, ErrorCode, Segment, Start, Text, bounded_pause
 from mocha_server.protocols.live import (
     Live,
     Request,
@@ -68,7 +68,10 @@ class RealtimeTranslator:
         patient = self._info.models.get(self._model)
         if patient is None and asked.transcription and asked.transcription.delay:
             patient = asked.transcription.delay != "minimal"
-        return asked.format.start().model_copy(update={"phrases": phrases, "patient": patient})
+        silence_ms = asked.turn_detection.silence_duration_ms if asked.turn_detection else None
+        pause_ms = None if silence_ms is None else bounded_pause(silence_ms)
+        said = {"phrases": phrases, "patient": patient, "pause_ms": pause_ms}
+        return asked.format.start().model_copy(update=said)
 
     @property
     def _model(self) -> str:

@@ -40,12 +40,12 @@ class G711(_Lenient):
 
 
 class TurnDetection(_Lenient):
-    """The recogniser ends turns itself (docs/clients/openai-realtime.md); only the prefix padding is used."""
+    """The recogniser ends turns itself, after a silence that may be asked for; the threshold changes nothing."""
 
     type: Literal["server_vad", "semantic_vad"] = "server_vad"
     threshold: float = Field(0.5, ge=0, le=1)
     prefix_padding_ms: int = Field(300, ge=0)
-    silence_duration_ms: int = Field(500, ge=0)
+    silence_duration_ms: int | None = Field(None, ge=0)  # the model's own
 
 
 class Transcription(_Lenient):
