@@ -6,6 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+MAX_PHRASES, MAX_PHRASE_CHARACTERS = 200, 60
+LEAST_PAUSE_MS, LONGEST_PAUSE_MS = 200, 10_000
+Phrases = Annotated[tuple[Annotated[str, Field(max_length=MAX_PHRASE_CHARACTERS)], ...], Field(max_length=MAX_PHRASES)]
+Names = Annotated[list[str] | None, Field(fail_fast=True)]  # thousands may come, all of them wrong
+
 
 class ErrorCode(StrEnum):
     """What went wrong, for programs; docs/protocol.md says what each means for the stream."""
@@ -36,9 +41,6 @@ class Encoding(StrEnum):
         return {"pcm_s16le": 2, "pcm_f32le": 4}.get(self.value, 1)
 
 
-Names = Annotated[list[str] | None, Field(fail_fast=True)]  # thousands may come, all of them wrong
-
-
 def favourable(names: Iterable[str]) -> tuple[str, ...]:
     """Phrases for `Start` out of `names`: each once, as many as may be, without those that are too long.
 
@@ -55,11 +57,6 @@ def bounded_pause(pause_ms: int) -> int:
 
 class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-MAX_PHRASES, MAX_PHRASE_CHARACTERS = 200, 60
-LEAST_PAUSE_MS, LONGEST_PAUSE_MS = 200, 10_000
-Phrases = Annotated[tuple[Annotated[str, Field(max_length=MAX_PHRASE_CHARACTERS)], ...], Field(max_length=MAX_PHRASES)]
 
 
 class Start(_Message):
