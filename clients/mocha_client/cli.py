@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
-from functools import partial
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -127,11 +126,7 @@ def stream(
         _refuse("--captions needs a name that ends in .srt or .vtt")
     if captions and len(files or []) > 1:
         _refuse("--captions is for one file at a time: times of several would overlap")
-    audio = Start(sample_rate=sample_rate or 16_000, encoding=encoding, channels=channels or 1) if encoding else DECODED
-    try:
-        start = Start(**audio.model_dump() | {"phrases": phrase or (), "patient": patient, "pause_ms": pause_ms})
-    except ValidationError:
-        _refuse(f"--phrase: at most {MAX_PHRASES} of at most {MAX_PHRASE_CHARACTERS} characters")
+    start = _asking((encoding, sample_rate, channels), phrases=phrase or (), patient=patient, pause_ms=pause_ms)
     try:
         if microphone:
             view = MicrophoneView(console) if console.is_terminal and not as_json else _view(as_json)
@@ -163,6 +158,15 @@ def _complain(why: object) -> None:
 def _refuse(why: str) -> NoReturn:
     _complain(why)
     raise typer.Exit(2)
+
+
+def _asking(raw: tuple[Encoding | None, int | None, int | None], **wishes: Any) -> Start:
+    """How the audio is written, as decoded files are where it is not given, and what is wished for its stream."""
+    given = {k: value for k, value in zip(("encoding", "sample_rate", "channels"), raw, strict=True) if value}
+    try:
+        return Start(**DECODED.model_dump() | given | wishes)
+    except ValidationError:
+        _refuse(f"--phrase: at most {MAX_PHRASES} of at most {MAX_PHRASE_CHARACTERS} characters")
 
 
 def _view(as_json: bool) -> View:
@@ -197,9 +201,16 @@ async def _stream(
             view.heard(piece)
             yield piece
 
-    audio = (start.sample_rate, start.encoding, start.channels, start.phrases)
-    more = partial(StreamingClient, patient=start.patient, pause_ms=start.pause_ms, api_key=api_key)
-    async with more(url, *audio) as client:
+    async with StreamingClient(
+        url,
+        start.sample_rate,
+        start.encoding,
+        start.channels,
+        start.phrases,
+        patient=start.patient,
+        pause_ms=start.pause_ms,
+        api_key=api_key,
+    ) as client:
         assert client.ready is not None
         subtitles = Captions(captions, client.ready.frame_ms / 1000) if captions else None
         try:

@@ -84,16 +84,18 @@ def _json(description: str, schema: Schema) -> Schema:
     return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
-def _errors(schema: Schema, **descriptions: str) -> dict[int | str, Schema]:
-    """Of the statuses that are named `of_400` and so on."""
-    return {int(name[3:]): _json(description, schema) for name, description in descriptions.items()}
+def _refusals(schema: Schema) -> dict[int | str, Schema]:
+    """Why a file is not transcribed, in a protocol's own form."""
+    return {status: _json(description, schema) for status, description in REFUSALS.items()}
 
 
-MISTAKE = "a field cannot be used, or the file is no audio that can be read"
-LATE = "nothing more of the body came"
-LARGE = "the file is larger than this server takes"
-BROKEN = "the recogniser failed on this audio"
-BUSY = "no more files for now, or the server stops: try again later"
+REFUSALS = {
+    400: "a field cannot be used, or the file is no audio that can be read",
+    408: "nothing more of the body came",
+    413: "the file is larger than this server takes",
+    500: "the recogniser failed on this audio",
+    503: "no more files for now, or the server stops: try again later",
+}
 
 OPENAI_ERROR = _object(error=_object({"param": {"type": ["string", "null"]}}, message=TEXT, type=TEXT, code=TEXT))
 USAGE = _object(type=TEXT, seconds=INTEGER)
@@ -134,7 +136,7 @@ TRANSCRIPTIONS: dict[int | str, Schema] = {
             "text/event-stream": {"schema": TEXT},
         },
     },
-    **_errors(OPENAI_ERROR, of_400=MISTAKE, of_408=LATE, of_413=LARGE, of_500=BROKEN, of_503=BUSY),
+    **_refusals(OPENAI_ERROR),
 }
 
 
@@ -173,14 +175,7 @@ DEEPGRAM_RESULTS = _object(
 DEEPGRAM_ERROR = _object(err_code=TEXT, err_msg=TEXT, request_id=TEXT)
 LISTEN: dict[int | str, Schema] = {
     200: _json("The transcript", _object(metadata=DEEPGRAM_METADATA, results=DEEPGRAM_RESULTS)),
-    **_errors(
-        DEEPGRAM_ERROR,
-        of_400=MISTAKE,
-        of_408=LATE,
-        of_413=LARGE,
-        of_500=BROKEN,
-        of_503=BUSY,
-    ),
+    **_refusals(DEEPGRAM_ERROR),
 }
 LISTEN_REQUEST: Schema = {
     "requestBody": {"required": True, "content": {"application/octet-stream": {"schema": BYTES}}},

@@ -133,11 +133,10 @@ def train(
             points = kept_splice_points(out / "splice-points.json", start.model.to(device), start.tokenizer, corpus)
         augmenter = Augmenter(config.augment, corpus, noises, points)
         trainer = Trainer(config, start.model, start.tokenizer, augmenter, dev, out, device, start.provenance)
-        resumed = trainer.resume()
+        begun = f"; resumed at step {trainer.step}" if trainer.resume() else ""
     except (ValueError, OSError) as error:
         raise _fail(error) from error
     size = f"{start.model.num_parameters / 1e6:.2f} M parameters"
-    begun = f"; resumed at step {trainer.step}" if resumed else ""
     console.print(f"{len(corpus.utterances)} utterances, {corpus.seconds / 3600:.2f} h; {size}{begun}{left_out}")
     try:
         trainer.run()

@@ -63,7 +63,7 @@ class LiveOptions(BaseModel):
     @field_validator("endpointing", mode="before")
     @classmethod
     def _duration(cls, value: object) -> object:
-        return int(str(value)[:9]) if str(value).isdecimal() else value
+        return int(str(value)) if str(value).isdecimal() else value
 
     @property
     def channels(self) -> int:
